@@ -1,0 +1,1 @@
+"""What acts: sessions, conversations, their actors and the gateway."""

@@ -1,0 +1,1 @@
+"""Where conversations live: the only package that imports Ray."""

@@ -1,0 +1,1 @@
+"""One conversation's life, without Ray and without sockets."""

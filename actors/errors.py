@@ -1,0 +1,125 @@
+"""What can go wrong above storage, grouped by what the caller does next.
+
+::
+
+    ActorsError
+    ├── CallRefused             the call is at fault; do not repeat it as it is
+    │   ├── UnknownAgent        no agent class of that name is served here
+    │   ├── UnknownMethod       the agent has no such method
+    │   ├── MethodNotCallable   it has, but it is not offered to clients
+    │   ├── NotAllowed          this principal, or a read-only connection, may not
+    │   └── NotFound            no such conversation (or not for this principal)
+    ├── SessionError            a Session call that cannot be done
+    │   ├── NoCompaction        no compaction function was registered
+    │   ├── UnknownBlock        no context block of that label
+    │   ├── BlockNotWritable    the block's provider cannot be written
+    │   ├── BlockTooLarge       the content is over the block's max_tokens
+    │   └── NotSupported        the provider has no such ability (search, …)
+    ├── TryAgain                certainly not executed; repeating it is right
+    │   ├── Busy                no room to wake this conversation in time, or its queue is full
+    │   ├── NotMine             this actor does not hold that conversation (any more)
+    │   └── Draining            this node is stopping
+    ├── CallFailed              the agent's method raised; says what
+    └── ConnectionLost          the connection is gone and the client was closed
+
+`storage.errors` has the rest (`OutcomeUnknown`, `Fenced`, `StoreUnavailable`, …).
+Every error keeps its facts in ``args`` and makes its sentence in ``__str__``, so it crosses Ray unharmed.
+"""
+
+from storage.errors import StorageError
+
+
+class ActorsError(StorageError):
+    """Base of all errors of this layer (a `StorageError` too, so that one ``except`` catches what Perdure raises)."""
+
+    code = "error"
+
+
+class CallRefused(ActorsError):
+    code = "refused"
+
+
+class UnknownAgent(CallRefused):
+    code = "unknown_agent"
+    sentence = "No agent named {0!r} is served here."
+
+
+class UnknownMethod(CallRefused):
+    code = "unknown_method"
+    sentence = "Method {0} does not exist"  # text of the interface: PROTOCOL.md section 5
+
+
+class MethodNotCallable(CallRefused):
+    code = "method_not_callable"
+    sentence = "Method {0} is not callable"  # text of the interface: PROTOCOL.md section 5
+
+
+class NotAllowed(CallRefused):
+    code = "not_allowed"
+    sentence = "This needs the verb {0!r}, which this connection does not have."
+
+
+class NotFound(CallRefused):
+    code = "not_found"
+    sentence = "There is no conversation {0!r}."
+
+
+class SessionError(ActorsError):
+    code = "session_error"
+
+
+class NoCompaction(SessionError):
+    code = "no_compaction"
+    sentence = "No compaction function registered. Call onCompaction() first."  # text of the interface
+
+
+class UnknownBlock(SessionError):
+    code = "unknown_block"
+    sentence = "There is no context block {0!r}."
+
+
+class BlockNotWritable(SessionError):
+    code = "block_not_writable"
+    sentence = "The context block {0!r} is read-only."
+
+
+class BlockTooLarge(SessionError):
+    code = "block_too_large"
+    sentence = "The context block {0!r} would be {1} tokens, over its limit of {2}; nothing was written."
+
+
+class NotSupported(SessionError):
+    code = "not_supported"
+    sentence = "{0}"
+
+
+class TryAgain(ActorsError):
+    code = "try_again"
+    is_retryable = True
+
+
+class Busy(TryAgain):
+    code = "busy"
+    sentence = "Too busy to take this call now; nothing was done, repeat it in a moment."
+
+
+class NotMine(TryAgain):
+    code = "not_mine"
+    sentence = "This actor does not hold that conversation; nothing was done, ask again where it is."
+
+
+class Draining(TryAgain):
+    code = "draining"
+    sentence = "This node is stopping; nothing was done, repeat the call."
+
+
+class CallFailed(ActorsError):
+    """The method itself failed: ``args`` are the text of its error and its code."""
+
+    code = "call_failed"
+    sentence = "{0}"
+
+
+class ConnectionLost(ActorsError):
+    code = "connection_lost"
+    sentence = "The connection was closed ({0}) and will not be opened again."

@@ -1,0 +1,1 @@
+"""The WebSocket gateway: sockets in, frames to and from conversations."""

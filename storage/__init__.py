@@ -1,0 +1,1 @@
+"""What survives: SQLite, Postgres and object stores. Knows nothing of Ray, sockets or models."""

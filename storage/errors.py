@@ -1,0 +1,127 @@
+"""What can go wrong in storage, grouped by what the caller does next.
+
+::
+
+    StorageError
+    ├── Refused                 the input is at fault; nothing was stored; do not repeat it as it is
+    │   ├── InvalidMessage      a message without id, role or parts, with a reserved id, or not an object
+    │   ├── UnknownMessage      an update of a message that is not there
+    │   ├── UnknownParent       a parent that is not in this session
+    │   ├── UnknownSession      a session that was never created
+    │   ├── InvalidArgument     any other argument of the wrong kind or size
+    │   └── LimitExceeded       over a configured limit
+    ├── NotExecuted             nothing was stored; repeating it is right
+    │   ├── Fenced              another writer has taken this conversation over
+    │   ├── StoreUnavailable    the checkpoint store gives no answer
+    │   └── Closed              the database is closed
+    ├── OutcomeUnknown          it may or may not have been stored; repeat it with the same message id
+    └── Damaged                 an operator has to look
+        ├── CorruptRecord       a slot or a snapshot does not have the hash it must have
+        ├── CorruptDatabase     SQLite says that the file is not sound
+        ├── ForeignDatabase     a SQLite file that Perdure did not write, or a newer Perdure did
+        └── UnsafeStore         the store does not enforce create-only writes
+
+Every error keeps its facts in ``args`` and makes its sentence in ``__str__``, so it survives pickling.
+``code`` is the stable short name that goes over the wire; ``is_retryable`` says whether repeating may help.
+"""
+
+from typing import ClassVar
+
+
+class StorageError(Exception):
+    """Base of all errors of this layer."""
+
+    code: ClassVar[str] = "storage_error"
+    is_retryable: ClassVar[bool] = False
+    sentence: ClassVar[str] = "{0}"
+
+    def __str__(self) -> str:
+        try:
+            return self.sentence.format(*self.args)
+        except IndexError:
+            return self.sentence
+
+
+class Refused(StorageError):
+    code = "refused"
+
+
+class InvalidMessage(Refused):
+    code = "invalid_message"
+    sentence = "This message was not stored: {0}."
+
+
+class UnknownMessage(Refused):
+    code = "unknown_message"
+    sentence = "There is no message {0!r} in this session; nothing was changed."
+
+
+class UnknownParent(Refused):
+    code = "unknown_parent"
+    sentence = "There is no message {0!r} in this session to append to; nothing was stored."
+
+
+class UnknownSession(Refused):
+    code = "unknown_session"
+    sentence = "There is no session {0!r}; create it first."
+
+
+class InvalidArgument(Refused):
+    code = "invalid_argument"
+    sentence = "{0}"
+
+
+class LimitExceeded(Refused):
+    code = "limit_exceeded"
+    sentence = "{0} is over the limit of {1}; nothing was stored."
+
+
+class NotExecuted(StorageError):
+    code = "not_executed"
+    is_retryable = True
+    sentence = "Nothing was stored; repeat the call."
+
+
+class Fenced(NotExecuted):
+    code = "fenced"
+    sentence = "Another writer has taken this conversation over; nothing was stored, repeat the call."
+
+
+class StoreUnavailable(NotExecuted):
+    code = "store_unavailable"
+    sentence = "The checkpoint store gives no answer ({0}); nothing was stored, repeat the call later."
+
+
+class Closed(NotExecuted):
+    code = "closed"
+    sentence = "This database is closed; nothing was stored."
+
+
+class OutcomeUnknown(StorageError):
+    code = "outcome_unknown"
+    is_retryable = True
+    sentence = "It is not known whether this was stored; repeating it with the same message id is safe."
+
+
+class Damaged(StorageError):
+    code = "damaged"
+
+
+class CorruptRecord(Damaged):
+    code = "corrupt_record"
+    sentence = "{0} is damaged ({1}); `perdure check` says what can be restored."
+
+
+class CorruptDatabase(Damaged):
+    code = "corrupt_database"
+    sentence = "{0} is not a sound SQLite file ({1})."
+
+
+class ForeignDatabase(Damaged):
+    code = "foreign_database"
+    sentence = "{0} was not written by this version of Perdure ({1}); it was left untouched."
+
+
+class UnsafeStore(Damaged):
+    code = "unsafe_store"
+    sentence = "The store {0} lets a second writer overwrite an object ({1}); Perdure cannot keep its promise there."
