@@ -25,6 +25,7 @@ class Connect:
     principal: str  # "" without credentials
     is_readonly: bool
     verbs: tuple[str, ...]  # what this principal may do here
+    saved: bytes | None = None  # what the last `Saved` of this socket said: it had joined before the conversation slept
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +131,19 @@ class Close:
     reason: str
 
 
-Event: TypeAlias = Connected | Result | Failure | StateRefused | Push | Direct | Close
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a conversation wants to find again in `Connect.saved` when it wakes with this socket still open; opaque JSON."""
+
+    connection: ConnectionId
+    saved: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """This command was certainly not executed (the conversation is going to sleep, or was taken over): run it after the next wake."""
+
+    command: Command
+
+
+Event: TypeAlias = Connected | Result | Failure | StateRefused | Push | Direct | Close | Saved | Returned
