@@ -7,7 +7,8 @@
     │   ├── UnknownAgent        no agent class of that name is served here
     │   ├── UnknownMethod       the agent has no such method
     │   ├── MethodNotCallable   it has, but it is not offered to clients
-    │   ├── NotAllowed          this principal, or a read-only connection, may not
+    │   ├── NotAllowed          this principal may not
+    │   ├── ReadOnlyConnection  this connection may not change the state
     │   └── NotFound            no such conversation (or not for this principal)
     ├── SessionError            a Session call that cannot be done
     │   ├── NoCompaction        no compaction function was registered
@@ -20,7 +21,9 @@
     │   ├── NotMine             this actor does not hold that conversation (any more)
     │   └── Draining            this node is stopping
     ├── CallFailed              the agent's method raised; says what
-    └── ConnectionLost          the connection is gone and the client was closed
+    ├── ConnectionLost          the connection is gone and the client was closed
+    ├── BadSetting              a flag, a variable or a line of the settings file that cannot be used
+    └── CommandFailed           a verb of the command line could not do what it was asked; says what to do
 
 `storage.errors` has the rest (`OutcomeUnknown`, `Fenced`, `StoreUnavailable`, …).
 Every error keeps its facts in ``args`` and makes its sentence in ``__str__``, so it crosses Ray unharmed.
@@ -57,6 +60,11 @@ class MethodNotCallable(CallRefused):
 class NotAllowed(CallRefused):
     code = "not_allowed"
     sentence = "This needs the verb {0!r}, which this connection does not have."
+
+
+class ReadOnlyConnection(CallRefused):
+    code = "readonly"
+    sentence = "Connection is readonly"  # text of the interface: PROTOCOL.md section 4
 
 
 class NotFound(CallRefused):
@@ -123,3 +131,15 @@ class CallFailed(ActorsError):
 class ConnectionLost(ActorsError):
     code = "connection_lost"
     sentence = "The connection was closed ({0}) and will not be opened again."
+
+
+class BadSetting(ActorsError):
+    """``args`` are where the value was given (a flag, a variable, a file) and what is wrong with it."""
+
+    code = "bad_setting"
+    sentence = "{0} {1}"
+
+
+class CommandFailed(ActorsError):
+    code = "command_failed"
+    sentence = "{0}"

@@ -3,12 +3,25 @@
 Precedence: flag, then ``PERDURE_*`` variable, then the TOML file of ``--config``, then the default here.
 """
 
+import difflib
 import os
+import re
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from actors.errors import BadSetting
 
 
 def _default_max_awake() -> int:
@@ -18,7 +31,7 @@ def _default_max_awake() -> int:
 class Settings(BaseSettings):
     """Frozen; durations end in their unit, sizes are bytes."""
 
-    model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="forbid", toml_file=None)
+    model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="forbid", allow_inf_nan=False)
 
     # where
     host: str = "127.0.0.1"
@@ -26,8 +39,9 @@ class Settings(BaseSettings):
     data: Path = Path("perdure-data")
     store: str = ""  # "" = DATA/store
     address: str = ""  # "" = start Ray here
-    agents: tuple[str, ...] = ()  # MODULE:CLASS; none = the default Conversation
-    allow_origin: tuple[str, ...] = ()
+    # NoDecode: in a variable these are words, not JSON
+    agents: Annotated[tuple[str, ...], NoDecode] = ()  # MODULE:CLASS; none = the default Conversation
+    allow_origin: Annotated[tuple[str, ...], NoDecode] = ()
 
     # conversations
     compact_after: int = Field(100_000, ge=1)
@@ -62,6 +76,24 @@ class Settings(BaseSettings):
     max_messages: int = Field(1_000_000, ge=1)
     max_blocks: int = Field(256, ge=1)
 
+    @field_validator("agents", "allow_origin", mode="before")
+    @classmethod
+    def _words(cls, value: object) -> object:
+        """A variable holds several words with spaces or commas between them."""
+        return (
+            tuple(re.split(r"[\s,]+", value.strip(" ,")))
+            if isinstance(value, str) and value.strip(" ,")
+            else value or ()
+        )
+
+    @field_validator("agents")
+    @classmethod
+    def _module_and_class(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for agent in value:
+            if not all(part.isidentifier() for part in agent.replace(":", ".", 1).split(".")) or ":" not in agent:
+                raise ValueError(f"{agent!r} should be MODULE:CLASS, for example my_module:Assistant")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _absolute(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -84,4 +116,63 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
+        return (init_settings, env_settings)
+
+
+def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """The settings of one command; ``flags`` that are None or empty were not given. Raises `BadSetting`."""
+    given = {name: value for name, value in flags.items() if value is not None and value != () and value != []}
+    file = _read_toml(config) if config is not None else {}
+    try:
+        variables = EnvSettingsSource(Settings)()
+        return Settings(**{**file, **variables, **given})
+    except SettingsError as exc:
+        raise BadSetting("The environment", f"cannot be read: {exc}.") from exc
+    except ValidationError as exc:
+        error = exc.errors()[0]
+        name = str(error["loc"][0]) if error["loc"] else ""
+        raise BadSetting(_where(name, given, variables, config), _what(error)) from exc
+
+
+def unknown_variables() -> list[str]:
+    """A sentence for each ``PERDURE_*`` variable that no setting reads: a misspelt one would be ignored in silence."""
+    prefix = "PERDURE_"
+    known = [prefix + name.upper() for name in Settings.model_fields]
+    others = {"PERDURE_URL", "PERDURE_TOKEN"}  # read by the verbs that speak to a server
+    sentences = []
+    for name in sorted(os.environ):
+        if name.startswith(prefix) and name not in known and name not in others:
+            close = difflib.get_close_matches(name, known, n=1)
+            sentences.append(f"{name} is not a setting and is ignored" + (f"; is {close[0]} meant?" if close else "."))
+    return sentences
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except OSError as exc:
+        raise BadSetting(f"--config {path}:", f"the file cannot be read ({exc.strerror}).") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise BadSetting(f"--config {path}:", f"this is not TOML ({exc}).") from exc
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    for name in values:
+        if name not in Settings.model_fields:
+            close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+            raise BadSetting(
+                f"--config {path}:", f"there is no setting {name!r}" + (f"; is {close[0]!r} meant?" if close else ".")
+            )
+    return values
+
+
+def _where(name: str, given: Mapping[str, Any], variables: Mapping[str, Any], config: Path | None) -> str:
+    if name in given:
+        return "MODULE:CLASS" if name == "agents" else "--" + name.replace("_", "-")
+    if name in variables:
+        return "PERDURE_" + name.upper()
+    return f"--config {config}: {name}"
+
+
+def _what(error: Any) -> str:
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "should", 1)
+    message = re.sub(r", unable to parse.*", "", message)
+    return message + "." if error["type"] == "value_error" else f"{message}, not {error['input']!r}."
