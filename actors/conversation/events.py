@@ -141,7 +141,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """This command was certainly not executed (the conversation is going to sleep, or was taken over): run it after the next wake."""
+    """This command was certainly not executed (the conversation goes to sleep or was taken over): run it after the next wake."""
 
     command: Command
 

@@ -1,0 +1,89 @@
+"""JSON at the border of a conversation: what methods return becomes text once, here, and is only spliced afterwards."""
+
+import dataclasses
+import json
+from datetime import datetime
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+
+
+def encode(value: Any) -> bytes:
+    """JSON text as JavaScript would write it: NaN and infinities are ``null``, lone surrogates U+FFFD.
+
+    Models are written by their wire names without absent fields. Raises ValueError with one sentence when there is no JSON
+    for the value (a cycle, an object of no known kind).
+    """
+    try:
+        return orjson.dumps(value, default=_default, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS)
+    except TypeError:
+        return _encode_slowly(value)
+
+
+def decode(text: bytes) -> Any:
+    """Raises ValueError for what is not JSON."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _decode_slowly(text)
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    raise TypeError
+
+
+def _encode_slowly(value: Any) -> bytes:
+    """For what orjson refuses although JSON has it: integers beyond 64 bits, lone surrogates, deep nesting."""
+
+    def default(other: Any) -> Any:
+        if isinstance(other, orjson.Fragment):
+            return json.loads(other.contents)
+        if isinstance(other, datetime):
+            return other.isoformat()
+        return _default(other)
+
+    try:
+        text = json.dumps(_finite(value), default=default, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ValueError("it holds something that JSON cannot express, or itself") from exc
+    return _replace_surrogates(text)
+
+
+def _finite(value: Any, depth: int = 0) -> Any:
+    if depth > 200:
+        raise ValueError
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item, depth + 1) for item in value]
+    return value
+
+
+def _replace_surrogates(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def _decode_slowly(text: bytes) -> Any:
+    """Like JSON.parse where orjson is stricter: lone surrogates in escapes, integers of any size."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
