@@ -46,7 +46,7 @@ def _encode_slowly(value: Any) -> bytes:
 
     def default(other: Any) -> Any:
         if isinstance(other, orjson.Fragment):
-            return json.loads(other.contents)
+            return json.loads(orjson.dumps(other))
         if isinstance(other, datetime):
             return other.isoformat()
         return _default(other)
