@@ -1,0 +1,239 @@
+"""The actor's end of the lane: wakes, serves and hibernates one conversation after another. Knows nothing of Ray.
+
+Invariant: a command reaches a conversation, and an event leaves, only under the lease under which that conversation
+was woken. Whatever breaks this process's own machinery ends the process: the end of file of its lane tells the keeper.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from actors.cluster.connection import LaneConnection
+from actors.cluster.control import Asleep, Awake, Hello, Lost, Ping, Pong, Sleep, Stay, Wake, WakeRefused
+from actors.cluster.lane import Body, LaneError
+from actors.cluster.tenancy import Tenancy, watch_tasks
+from actors.conversation.events import Command, Event, Failure, Result, Returned
+from actors.errors import NotMine, UnknownAgent
+from storage.checkpoints.keys import ConversationKey
+from storage.errors import Damaged, Fenced, StorageError
+
+logger = logging.getLogger("perdure.actor")
+
+
+class Held(Protocol):
+    """What a host needs of an awake conversation (`AwakeConversation` has it)."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def is_busy(self) -> bool: ...
+    def submit(self, command: Command) -> None: ...
+    async def call(self, name: str, arguments: list[Any]) -> bytes | None: ...
+    async def hibernate(self) -> None: ...
+
+
+class Waker(Protocol):
+    """Claims and opens a conversation."""
+
+    def __call__(
+        self,
+        key: ConversationKey,
+        *,
+        emit: Callable[[Event], None],
+        on_lost: Callable[[BaseException], None],
+    ) -> Coroutine[Any, Any, Held]: ...
+
+
+@dataclass(slots=True)
+class _Stay:
+    """One lease. ``conversation`` is None until it is awake."""
+
+    lease: int
+    key: ConversationKey
+    tenancy: Tenancy = field(default_factory=Tenancy)
+    conversation: Held | None = None
+    is_leaving: bool = False
+
+
+class ConversationHost:
+    """One per process. ``end`` ends the process at once (``os._exit``); it is given the exit code."""
+
+    def __init__(self, wake: Waker, end: Callable[[int], None]) -> None:
+        self._wake = wake
+        self._end = end
+        self._stays: dict[ConversationKey, _Stay] = {}  # at most one, until a mode that holds several
+        self._work: set[asyncio.Task[None]] = set()
+        self._lane: LaneConnection | None = None
+
+    async def connect(self, path: str, pid: int, token: str) -> None:
+        """Connect to the keeper's socket and say who we are."""
+        loop = asyncio.get_running_loop()
+        watch_tasks(loop)
+        _, lane = await loop.create_unix_connection(lambda: LaneConnection(self), path)
+        self._lane = lane
+        lane.send(0, Hello(pid, token))
+
+    async def call(self, key: ConversationKey, lease: int, method: str, arguments: list[Any]) -> bytes | None:
+        """A call of a Python handle. `NotMine` (certainly not executed) unless this very lease is held and stays."""
+        stay = self._stays.get(key)
+        if stay is None or stay.lease != lease or stay.conversation is None or stay.is_leaving:
+            raise NotMine()
+        return await stay.tenancy.spawn(stay.conversation.call(method, arguments))
+
+    # ---- the lane (LaneOwner)
+
+    def received(self, lane: LaneConnection, lease: int, body: Body) -> None:
+        match body:
+            case Ping():
+                lane.send(lease, Pong(body.number))
+            case Wake():
+                self._begin(self._do_wake(lane, lease, ConversationKey(body.agent, body.name)))
+            case Sleep():
+                self._sleep(lane, lease, body)
+            case _:
+                self._command(lane, lease, body)
+
+    def resumed(self, lane: LaneConnection) -> None:
+        pass  # a host never waits for its lane: what it has to send is bounded by what it was asked
+
+    def ended(self, lane: LaneConnection, error: Exception | None) -> None:
+        self._end(0 if error is None else 1)
+
+    # ---- what comes in
+
+    def _stay(self, lease: int) -> _Stay | None:
+        return next((stay for stay in self._stays.values() if stay.lease == lease), None)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._work.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(task.exception())
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Our own machinery is broken: nothing that this process would still say can be trusted."""
+        logger.critical("The actor ends itself", exc_info=error)
+        self._end(1)
+
+    def _command(self, lane: LaneConnection, lease: int, body: Any) -> None:
+        stay = self._stay(lease)
+        if stay is None or stay.conversation is None or stay.is_leaving:
+            lane.send(lease, Returned(body))
+            return
+        try:
+            stay.tenancy.run(stay.conversation.submit, body)
+        except Exception as exc:
+            self._fail(exc)
+
+    def _emit(self, lane: LaneConnection, stay: _Stay, event: Event) -> None:
+        if self._stays.get(stay.key) is not stay:
+            return  # a late word of a conversation that has left
+        try:
+            lane.send(stay.lease, event)
+        except LaneError:
+            logger.error("An event was too long to be sent: %s", type(event).__name__)
+            if isinstance(event, Result):
+                lane.send(
+                    stay.lease,
+                    Failure(event.connection, event.call, "The result is too long to be sent.", "limit_exceeded", True),
+                )
+
+    # ---- waking
+
+    async def _do_wake(self, lane: LaneConnection, lease: int, key: ConversationKey) -> None:
+        if self._stays:
+            raise RuntimeError("woken while holding a conversation")
+        stay = _Stay(lease, key)
+        self._stays[key] = stay
+        waking = stay.tenancy.spawn(self._open(lane, stay))
+        await asyncio.wait([waking])
+        error = waking.exception()
+        if error is None:
+            stay.conversation = waking.result()
+            logger.info("awake: %s (lease %d, epoch %d)", key.digest[:12], lease, stay.conversation.epoch)
+            lane.send(lease, Awake(stay.conversation.epoch))
+            return
+        logger.warning("not woken: %s (%s)", key.digest[:12], type(error).__name__, exc_info=_unless_typed(error))
+        is_ordinary = isinstance(error, StorageError) and not isinstance(error, Fenced | Damaged)
+        del waking
+        code = getattr(error, "code", "error")
+        sentence = str(error) or type(error).__name__
+        error.__traceback__ = None  # its frames hold what the wake had made
+        is_spare_ok = await self._drop(stay) and is_ordinary
+        lane.send(lease, WakeRefused(code, sentence, is_spare_ok))
+        if not is_spare_ok:
+            lane.close()
+
+    def _open(self, lane: LaneConnection, stay: _Stay) -> Coroutine[Any, Any, Held]:
+        return self._wake(
+            stay.key,
+            emit=lambda event: self._emit(lane, stay, event),
+            on_lost=lambda error: self._lost(lane, stay, error),
+        )
+
+    # ---- sleeping
+
+    def _sleep(self, lane: LaneConnection, lease: int, order: Sleep) -> None:
+        stay = self._stay(lease)
+        if stay is None or stay.conversation is None or stay.is_leaving:
+            return  # the answer to what came before is on its way
+        if order.may_stay and stay.conversation.is_busy:
+            lane.send(lease, Stay())
+            return
+        stay.is_leaving = True  # from here on commands are returned
+        self._begin(self._hibernate(lane, stay, is_last=order.is_last))
+
+    async def _hibernate(self, lane: LaneConnection, stay: _Stay, *, is_last: bool) -> None:
+        assert stay.conversation is not None
+        try:
+            await stay.tenancy.spawn(stay.conversation.hibernate())
+        except Fenced as exc:
+            self._lost(lane, stay, exc)
+            return
+        # Any other error ends the process: the keeper sees the end of file, and the next wake claims without a CLOSE.
+        is_spare_ok = await self._drop(stay) and not is_last
+        logger.info("asleep: %s (lease %d)", stay.key.digest[:12], stay.lease)
+        lane.send(stay.lease, Asleep(is_spare_ok))
+        if not is_spare_ok:
+            lane.close()  # its end ends this process
+
+    async def _drop(self, stay: _Stay) -> bool:
+        """Let go of everything; whether nothing was left behind."""
+        del self._stays[stay.key]
+        stay.conversation = None
+        left = await stay.tenancy.leave()
+        if left:
+            logger.warning("left behind by %s: %s", stay.key.digest[:12], ", ".join(left[:10]))
+        return not left
+
+    def _lost(self, lane: LaneConnection, stay: _Stay, error: BaseException) -> None:
+        if self._stays.get(stay.key) is not stay:
+            return
+        if not isinstance(error, Fenced):
+            self._fail(error)
+            return
+        logger.warning("fenced: %s (lease %d)", stay.key.digest[:12], stay.lease)
+        stay.is_leaving = True
+        lane.send(stay.lease, Lost(str(error)))
+        lane.close()  # sends what is unsent, then `ended` ends this process
+
+
+def _unless_typed(error: BaseException) -> BaseException | None:
+    return None if isinstance(error, StorageError) else error
+
+
+def waker_of(agents: Mapping[str, Any], open_one: Callable[..., Coroutine[Any, Any, Held]]) -> Waker:
+    """A `Waker` that finds the agent class by the kebab name first. Raises `UnknownAgent`."""
+
+    async def wake(key: ConversationKey, **hooks: Any) -> Held:
+        if key.agent not in agents:
+            raise UnknownAgent(key.agent)
+        return await open_one(key, agents[key.agent], **hooks)
+
+    return wake

@@ -1,0 +1,149 @@
+"""How Ray is started here: variables that must be set before ``import ray``, arguments of ``ray.init``, folders.
+
+Ray's own listeners bind to all interfaces, whatever one asks for, so token authentication is never optional. The
+cluster is started with the data folder as current folder: Ray puts the driver's current folder first on every
+worker's path, and a user's own ``storage`` package there would hide ours.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from actors.cluster.errors import CannotStart
+from actors.cluster.placement import NAMESPACE
+
+OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing of ours goes there; 75 MiB is the least that Ray takes
+_LONGEST_TEMP = 40  # Ray's sockets lie ~60 characters deeper and must stay below 108
+
+
+def common_variables() -> dict[str, str]:
+    """What every process that joins a cluster of ours sets, unless the user has set it already."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray would ship the current folder to the workers
+    }
+
+
+def embedded_variables(token_file: Path) -> dict[str, str]:
+    """For the process that starts a local Ray; the daemons and workers inherit them."""
+    return {
+        **common_variables(),
+        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        "RAY_worker_niceness": "0",  # 15 by default: conversations would lose to every other process
+        "RAY_raylet_death_check_interval_milliseconds": "250",
+    }
+
+
+def set_variables(variables: dict[str, str]) -> None:
+    """Call before ``import ray``, which reads some of them; the rest is read by the processes that Ray starts."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
+def package_root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+def make_packages_importable() -> None:
+    """Let the workers import ``actors``, ``storage`` and ``compaction`` also from a checkout that is not installed."""
+    root = package_root()
+    if {"site-packages", "dist-packages"} & set(root.parts):
+        return
+    others = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p) != root]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *others])
+
+
+def private_folder(path: Path) -> Path:
+    """Make it with mode 0700 (parents too); an existing one stays as it is. `CannotStart` with one sentence."""
+    try:
+        for folder in reversed([path, *path.parents]):
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as exc:
+        raise CannotStart(f"The folder {path} cannot be made: {exc.strerror}.") from exc
+    if not path.is_dir():
+        raise CannotStart(f"{path} is not a folder.")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise CannotStart(f"The folder {path} cannot be written.")
+    return path
+
+
+def token_file(data: Path) -> Path:
+    """The secret of this data folder's Ray: a file of mode 0600, made once."""
+    path = data / "ray-token"
+    if not path.exists():
+        fd, name = tempfile.mkstemp(dir=data, prefix=".ray-token-")  # mkstemp makes it 0600
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(name, path)
+        os.unlink(name)
+    return path
+
+
+def temp_root() -> Path:
+    """A short folder of this user alone, below which Ray makes a session folder (world-writable, 0777) per start."""
+    base = Path(tempfile.gettempdir())
+    if len(str(base)) > _LONGEST_TEMP - 16:
+        base = Path("/tmp")
+    path = base / f"perdure-{os.getuid()}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+    except OSError as exc:
+        raise CannotStart(f"The folder {path} for Ray's sockets cannot be made: {exc.strerror}.") from exc
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return path
+    return Path(tempfile.mkdtemp(prefix="perdure-", dir=base))  # somebody else's: take one that nobody can foresee
+
+
+def remove_dead_sessions(root: Path) -> None:
+    """Remove session folders whose driver is gone (the name ends with its process id)."""
+    for session in root.glob("session_*_*_*"):
+        pid = session.name.rpartition("_")[2]
+        if session.is_symlink() or not pid.isdigit() or _is_alive(int(pid)):
+            continue
+        shutil.rmtree(session, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def embedded_arguments(root: Path) -> dict[str, Any]:
+    """Arguments of ``ray.init`` for a Ray of our own on this machine."""
+    return {
+        "address": "local",  # never join a Ray that happens to run here
+        "namespace": NAMESPACE,
+        "num_cpus": max(1, os.cpu_count() or 1),
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "configure_logging": False,
+        "logging_level": "ERROR",
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "_temp_dir": str(root),
+    }
+
+
+def joining_arguments(address: str) -> dict[str, Any]:
+    """Arguments of ``ray.init`` for a cluster that somebody else started."""
+    return {
+        "address": address,
+        "namespace": NAMESPACE,
+        "log_to_driver": False,
+        "configure_logging": False,
+        "logging_level": "ERROR",
+    }
