@@ -200,6 +200,7 @@ class AgentInfo:
     sends_identity: bool
     has_message_hook: bool
     verbs: dict[str, Verb]  # method on the wire -> verb
+    has_protocol_hook: bool = False  # the agent decides for each socket whether it gets protocol frames
 
 
 def agent_info(agent_class: type[Agent]) -> AgentInfo:
@@ -208,4 +209,5 @@ def agent_info(agent_class: type[Agent]) -> AgentInfo:
         agent_class.sends_identity,
         agent_class.on_message is not Agent.on_message,
         {name: method.verb for name, method in agent_class.methods.items()},
+        agent_class.sends_protocol_to is not Agent.sends_protocol_to,
     )

@@ -1,0 +1,69 @@
+"""One call to a conversation on behalf of a plain HTTP request: a connection that joins, asks and leaves."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Protocol
+
+import orjson
+
+from actors.conversation.events import Command, Connect, ConnectionId, Disconnect, Event, Failure, Result, Rpc
+from actors.errors import Busy, CallFailed, UnknownMethod
+from storage.checkpoints.keys import ConversationKey
+
+
+class Conversations(Protocol):
+    """The keeper, as the gateway sees it."""
+
+    def attach(self, front: object, /) -> None: ...
+    def submit(self, key: ConversationKey, command: Command, /) -> None: ...
+
+
+class Asking:
+    def __init__(self, keeper: Conversations, numbers: Iterator[ConnectionId]) -> None:
+        self._keeper = keeper
+        self._numbers = numbers
+        self._waiting: dict[ConnectionId, asyncio.Future[Event]] = {}
+
+    async def ask(
+        self, key: ConversationKey, url: str, principal: str, verbs: tuple[str, ...], method: str, seconds: float
+    ) -> bytes:
+        """The result as JSON text. Raises TimeoutError after ``seconds``, or the StorageError that it failed with."""
+        number = next(self._numbers)
+        answer: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        frame = orjson.dumps({"type": "rpc", "id": "", "method": method, "args": []})
+        self._keeper.submit(key, Connect(number, f"http-{number}", url, principal, is_readonly=True, verbs=verbs))
+        self._keeper.submit(key, Rpc(number, frame))
+        try:
+            async with asyncio.timeout(seconds):
+                return _result(await answer, method)
+        finally:
+            del self._waiting[number]
+            self._keeper.submit(key, Disconnect(number))
+
+    def event(self, event: Event, connection: ConnectionId) -> bool:
+        """Take an event for one of our connections; False: it is not ours."""
+        answer = self._waiting.get(connection)
+        if answer is None:
+            return False
+        if not answer.done() and (isinstance(event, Failure) or (isinstance(event, Result) and event.is_done)):
+            answer.set_result(event)
+        return True
+
+    def lost(self, connection: ConnectionId) -> bool:
+        """Our connection was refused; False: it is not ours."""
+        answer = self._waiting.get(connection)
+        if answer is None:
+            return False
+        if not answer.done():
+            answer.set_exception(Busy())
+        return True
+
+
+def _result(event: Event, method: str) -> bytes:
+    if isinstance(event, Result):
+        return event.result or b"null"
+    assert isinstance(event, Failure)
+    if event.code == UnknownMethod.code:
+        raise UnknownMethod(method)
+    raise Busy() if not event.was_executed else CallFailed(event.error)
