@@ -28,7 +28,7 @@ class SessionCalls:
 
     # ---- messages ---------------------------------------------------------------------------------------------
 
-    async def append_message(self, message: Json | BaseModel, parent_id: str | None | Latest = LATEST) -> None:
+    async def append_message(self, message: Json | BaseModel, parent_id: str | Latest | None = LATEST) -> None:
         """Returns when the message is durable. ``parent_id`` left out = the latest leaf; None = a new root."""
         if parent_id is LATEST:
             await self._repeatable("appendMessage", _plain(message))
