@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -9,15 +10,21 @@ from websockets.asyncio.client import ClientConnection, connect
 _ids = itertools.count()
 
 
+class CallFailed(Exception):
+    """A failure frame: its error text."""
+
+
 def message(identity: str, text: str = "x" * 400, role: str = "user") -> dict[str, Any]:
     return {"id": identity, "role": role, "parts": [{"type": "text", "text": text}]}
 
 
 class Socket:
-    """One connection to one conversation; `call` waits for the answer and drops all other frames."""
+    """One connection to one conversation. Answers may come in any order; `others` keeps all frames that are no answers."""
 
     def __init__(self, url: str, name: str, agent: str = "conversation") -> None:
         self.address = f"{url}/agents/{agent}/{name}"
+        self.others: list[dict[str, Any]] = []
+        self._answers: dict[str, dict[str, Any]] = {}
 
     async def __aenter__(self) -> "Socket":
         self.connection: ClientConnection = await connect(
@@ -35,15 +42,22 @@ class Socket:
         return identity
 
     async def answer(self, identity: str) -> Any:
-        while True:
-            frame = json.loads(await self.connection.recv())
-            if frame.get("id") == identity and frame.get("type") == "rpc":
-                if not frame["success"]:
-                    raise RuntimeError(frame["error"])
-                return frame.get("result")
+        """The result of a call that was sent. Raises CallFailed."""
+        while identity not in self._answers:
+            await self._read()
+        frame = self._answers.pop(identity)
+        if not frame["success"]:
+            raise CallFailed(frame["error"])
+        return frame.get("result")
 
     async def call(self, method: str, *arguments: Any) -> Any:
         return await self.answer(await self.send(method, *arguments))
+
+    async def frames_until(self, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """All frames that are no answers, up to the first that is wanted."""
+        while not any(wanted(frame) for frame in self.others):
+            await self._read()
+        return self.others
 
     async def fill(self, count: int, prefix: str = "m", window: int = 64) -> None:
         """Append `count` messages of 400 characters, at most `window` in flight."""
@@ -51,15 +65,14 @@ class Socket:
         for number in range(count):
             pending.append(await self.send("appendMessage", message(f"{prefix}{number}")))
             if len(pending) == window:
-                await self._answers(pending)
-        await self._answers(pending)
+                await self.answer(pending.pop(0))
+        for identity in pending:
+            await self.answer(identity)
+        self.others.clear()
 
-    async def _answers(self, pending: list[str]) -> None:
-        wanted = set(pending)
-        while wanted:
-            frame = json.loads(await self.connection.recv())
-            if frame.get("type") == "rpc":
-                if not frame["success"]:
-                    raise RuntimeError(frame["error"])
-                wanted.discard(frame["id"])
-        pending.clear()
+    async def _read(self) -> None:
+        frame = json.loads(await self.connection.recv())
+        if frame.get("type") == "rpc" and frame.get("done", True):
+            self._answers[frame["id"]] = frame
+        else:
+            self.others.append(frame)

@@ -1,0 +1,233 @@
+"""Kills, stops and evictions of real actors under a real server: nothing acknowledged is lost or doubled."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+from serving import Server
+from websockets.exceptions import ConnectionClosed
+from wire import CallFailed, Socket, message
+
+AGENTS = ("agents_for_tests:Probe",)
+HANG_SECONDS = 2.0
+RETRYABLE = ("It is not known whether", "Too busy", "repeat the call")
+
+
+@pytest.fixture(scope="module")
+def server():
+    options = ("--max-awake", "6", "--spares", "2", "--idle-seconds", "600")
+    with Server(None, *options, agents=AGENTS, PERDURE_HANG_SECONDS=str(HANG_SECONDS)) as running:
+        yield running
+
+
+async def append_until_acknowledged(socket: Socket, entry: dict, retries: list[str]) -> None:
+    """What a careful client does: repeat with the same message id until there is an answer."""
+    for _ in range(50):
+        try:
+            await socket.call("appendMessage", entry)
+        except CallFailed as exc:
+            assert str(exc).startswith(RETRYABLE), str(exc)
+            retries.append(str(exc))
+        else:
+            return
+    raise AssertionError(f"{entry['id']} was never acknowledged")
+
+
+async def history(url: str, name: str) -> list[str]:
+    async with Socket(url, name, "probe") as socket:
+        return [entry["id"] for entry in await socket.call("getHistory")]
+
+
+def assert_in_order_per_client(ids: list[str], clients: int, count: int) -> None:
+    assert len(ids) == len(set(ids)) == clients * count
+    for client in range(clients):
+        own = [int(identity.split("-")[1]) for identity in ids if identity.startswith(f"c{client}-")]
+        assert own == list(range(count))
+
+
+async def test_kill_of_the_conversations_process_loses_nothing_acknowledged(server):
+    clients, count = 4, 500
+    retries: list[str] = []
+    acknowledged = 0
+    done = asyncio.Event()
+
+    async def client(number: int) -> None:
+        nonlocal acknowledged
+        async with Socket(server.url, "killed", "probe") as socket:
+            for index in range(count):
+                await append_until_acknowledged(socket, message(f"c{number}-{index}"), retries)
+                acknowledged += 1
+
+    async def killer() -> int:
+        kills = 0
+        async with Socket(server.url, "killed", "probe") as socket:
+            while not done.is_set():
+                before = acknowledged
+                with contextlib.suppress(CallFailed):
+                    pid = await socket.call("pid")
+                    while acknowledged < before + 250 and not done.is_set():
+                        await asyncio.sleep(0.002)
+                    if not done.is_set():
+                        os.kill(pid, signal.SIGKILL)
+                        kills += 1
+        return kills
+
+    killing = asyncio.create_task(killer())
+    await asyncio.gather(*[client(number) for number in range(clients)])
+    done.set()
+    kills = await killing
+    print(f"{kills} kills, {len(retries)} calls with unknown outcome, {clients * count} messages")
+    assert kills >= 3
+    assert_in_order_per_client(await history(server.url, "killed"), clients, count)
+
+
+async def test_evictions_with_work_in_flight_show_no_client_an_error(server):
+    """16 conversations, 6 of them awake at a time: all of them busy, none sees an error, none loses a message."""
+    names = [f"crowd-{number}" for number in range(16)]
+
+    async def client(name: str) -> None:
+        async with Socket(server.url, name, "probe") as socket:
+            for start in range(0, 60, 4):
+                calls = [await socket.send("appendMessage", message(f"c0-{start + offset}")) for offset in range(4)]
+                for call in calls:
+                    await socket.answer(call)
+
+    await asyncio.gather(*[client(name) for name in names])
+    for name in names:
+        assert_in_order_per_client(await history(server.url, name), 1, 60)
+
+
+async def test_a_stopped_actor_costs_its_client_one_retryable_answer_and_its_neighbours_nothing(server):
+    async with Socket(server.url, "stopped", "probe") as victim, Socket(server.url, "neighbour", "probe") as neighbour:
+        await victim.call("appendMessage", message("m0"))
+        await neighbour.call("appendMessage", message("n0"))
+        pid = await victim.call("pid")
+        os.kill(pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        outcome = asyncio.create_task(victim.call("appendMessage", message("m1")))
+        slowest, number = 0.0, 1
+        while not outcome.done():
+            asked = time.monotonic()
+            await neighbour.call("appendMessage", message(f"n{number}"))
+            slowest, number = max(slowest, time.monotonic() - asked), number + 1
+        took = time.monotonic() - begun
+        with pytest.raises(CallFailed, match="It is not known whether"):
+            await outcome
+        assert took <= HANG_SECONDS + 1.0
+        assert slowest < 1.0, f"a neighbour waited {slowest:.2f} s"
+        await victim.call("appendMessage", message("m1"))
+        assert [entry["id"] for entry in await victim.call("getHistory")] == ["m0", "m1"]
+        print(f"answered after {took:.2f} s; {number} calls of the neighbour, slowest {slowest * 1000:.0f} ms")
+
+
+async def test_a_call_that_holds_the_loop_is_ended_and_the_conversation_goes_on(server):
+    async with Socket(server.url, "blocked", "probe") as socket:
+        await socket.call("appendMessage", message("m0"))
+        with pytest.raises(CallFailed, match="It is not known whether"):
+            await socket.call("block", 30)
+        assert (await socket.call("getLatestLeaf"))["id"] == "m0"
+
+
+async def test_all_actors_killed_at_once_are_replaced(server):
+    async with Socket(server.url, "survivor", "probe") as socket:
+        await socket.call("appendMessage", message("m0"))
+        for actor in server.actors():
+            os.kill(actor.pid, signal.SIGKILL)
+        retries: list[str] = []
+        await append_until_acknowledged(socket, message("m1"), retries)
+        assert [entry["id"] for entry in await socket.call("getHistory")] == ["m0", "m1"]
+
+
+async def test_a_hundred_first_touches_of_one_name_make_one_epoch_one_actor_and_one_file(server):
+    async def touch(number: int) -> int:
+        async with Socket(server.url, "rush", "probe") as socket:
+            await socket.call("appendMessage", message(f"m{number}"))
+            return await socket.call("pid")
+
+    pids = await asyncio.gather(*[touch(number) for number in range(100)])
+    assert len(set(pids)) == 1
+    ids = await history(server.url, "rush")
+    assert sorted(ids) == sorted(f"m{number}" for number in range(100))
+    async with Socket(server.url, "rush", "probe") as socket:
+        await socket.send("appendMessage", message("last"))
+        frames = await socket.frames_until(lambda frame: frame.get("type") == "cf_agent_session")
+    assert frames[-1]["epoch"] == 1
+
+
+async def test_a_recycled_actor_shows_the_next_conversation_nothing_of_the_last(server):
+    """Attribute, open file, and a task that broadcasts late: gone, or the process is not used again."""
+    async with Socket(server.url, "careless", "probe") as socket:
+        await socket.call("leaveTraces", "canary-4711")
+        used = await socket.call("pid")
+    seen = 0
+    for number in range(24):
+        async with Socket(server.url, f"next-{number}", "probe") as socket:
+            traces = await socket.call("findTraces")
+            await socket.call("appendMessage", message("m"))
+            frames = [frame for frame in socket.others if "canary-4711" in str(frame)]
+            assert frames == []
+            assert traces["secret"] is None
+            assert traces["tasks"] == []
+            assert traces["connection"] == 1
+            seen += traces["pid"] == used
+    print(f"the careless process served {seen} of the next 24 conversations")
+
+
+async def test_a_socket_keeps_its_order_and_its_connection_over_every_sleep(server):
+    """B67: three sockets send at the moment of sleep and of wake; every message once, in order per socket."""
+    async with contextlib.AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(Socket(server.url, "tidal", "probe")) for _ in range(3)]
+        for tide in range(30):
+            calls = []
+            for number, socket in enumerate(sockets):
+                for index in range(2):
+                    entry = message(f"c{number}-{tide * 2 + index}")
+                    calls.append((socket, await socket.send("appendMessage", entry)))
+            crowd = asyncio.gather(*[touch_other(server.url, f"tide-{number}") for number in range(8)])
+            for socket, call in calls:
+                await socket.answer(call)
+            await crowd
+    assert_in_order_per_client(await history(server.url, "tidal"), 3, 60)
+
+
+async def touch_other(url: str, name: str) -> None:
+    async with Socket(url, name, "probe") as socket:
+        await socket.call("appendMessage", message("m"))
+
+
+async def test_a_second_server_on_the_same_folder_is_refused_with_one_sentence(server):
+    with pytest.raises(RuntimeError) as refused:
+        Server(server.data, agents=AGENTS)
+    text = str(refused.value)
+    assert "Traceback" not in text
+    assert str(server.data) in text
+
+
+async def test_a_killed_server_restarted_on_its_folder_serves_every_acknowledged_message():
+    clients, acknowledged = 4, [0] * 4
+    with Server(None, "--max-awake", "4", agents=AGENTS) as server:
+        enough = asyncio.Event()
+
+        async def client(number: int) -> None:
+            with contextlib.suppress(ConnectionClosed):
+                async with Socket(server.url, f"durable-{number % 2}", "probe") as socket:
+                    for index in range(100_000):
+                        await socket.call("appendMessage", message(f"c{number}-{index}"))
+                        acknowledged[number] = index + 1
+                        if sum(acknowledged) > 600:
+                            enough.set()
+
+        running = [asyncio.create_task(client(number)) for number in range(clients)]
+        await asyncio.wait_for(enough.wait(), 60)
+        await asyncio.to_thread(server.kill)
+        await asyncio.gather(*running)
+        await asyncio.to_thread(server.start)
+        for number in range(clients):
+            ids = await history(server.url, f"durable-{number % 2}")
+            own = [identity for identity in ids if identity.startswith(f"c{number}-")]
+            assert own[: acknowledged[number]] == [f"c{number}-{index}" for index in range(acknowledged[number])]
+            assert len(own) <= acknowledged[number] + 1
+        assert len(server.gateways()) == 1
