@@ -1,15 +1,21 @@
 """Reading conversations of other programs, and sending them through clients that stand in for a server."""
 
+import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.errors import ConnectionLost
+from actors.importer import Report, Trouble, send_all
 from actors.openai_chat import ConversionError, to_ui_messages
-from actors.transcripts import BadLine, Transcript, read_jsonl, read_openai_chat, read_ui_messages
+from actors.transcripts import BadLine, Step, Transcript, read_jsonl, read_openai_chat, read_ui_messages
+from storage.errors import InvalidMessage
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "airline-support.openai-chat.jsonl"
 
@@ -209,3 +215,100 @@ def test_the_real_conversations_lose_no_text_no_call_and_no_result() -> None:
         )
         assert all(re.fullmatch(re.escape(source["id"]) + r"-\d+", step.message["id"]) for step in transcript.steps)
     assert sum(len(t.steps) for t in found if isinstance(t, Transcript)) == 956
+
+
+class FakeServer:
+    """Conversations as lists of messages; remembers how many were open at a time."""
+
+    def __init__(self, *, refuse: str = "", lose_after: int | None = None) -> None:
+        self.stored: dict[str, dict[str, tuple[dict[str, Any], str | None]]] = {}
+        self.asked = self.open = self.most_open = self.appended = 0
+        self.refuse, self.lose_after = refuse, lose_after
+
+    @asynccontextmanager
+    async def open_chat(self, agent: str, name: str) -> AsyncIterator["FakeChat"]:
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        await asyncio.sleep(0)
+        try:
+            yield FakeChat(self, f"{agent}/{name}")
+        finally:
+            self.open -= 1
+
+
+class FakeChat:
+    def __init__(self, server: FakeServer, key: str) -> None:
+        self.server = server
+        self.messages = server.stored.setdefault(key, {})
+
+    async def get_message(self, id: str) -> dict[str, Any] | None:
+        self.server.asked += 1
+        await asyncio.sleep(0)
+        return self.messages[id][0] if id in self.messages else None
+
+    async def append_message(self, message: dict[str, Any], parent_id: str | None) -> None:
+        await asyncio.sleep(0)
+        if self.server.appended == self.server.lose_after:
+            raise ConnectionLost("gone")
+        if message["id"] == self.server.refuse:
+            raise InvalidMessage("it is refused")
+        assert parent_id is None or parent_id in self.messages
+        self.server.appended += 1
+        self.messages.setdefault(message["id"], (message, parent_id))
+
+
+def transcript(name: str, count: int, line: int = 1) -> Transcript:
+    ids = [f"{name}-{index}" for index in range(count)]
+    messages = [{"id": identity, "role": "user", "parts": []} for identity in ids]
+    return Transcript(name, None, [Step(m, p, line) for m, p in zip(messages, [None, *ids], strict=False)])
+
+
+async def send(server: FakeServer, *transcripts: Transcript, parallel: int = 3) -> tuple[Report, int]:
+    done: list[int] = []
+    report = await send_all(transcripts, "conversation", server.open_chat, parallel=parallel, advance=done.append)
+    return report, sum(done)
+
+
+async def test_everything_is_sent_in_order_and_no_more_than_allowed_at_a_time() -> None:
+    server = FakeServer()
+    report, done = await send(server, *(transcript(f"t{n}", 5) for n in range(10)))
+    assert (report.conversations, report.sent, report.already_there, done) == (10, 50, 0, 50)
+    assert [*server.stored["conversation/t3"]] == [f"t3-{index}" for index in range(5)]
+    assert server.most_open == 3
+
+
+async def test_a_second_run_changes_nothing_and_asks_once_for_each_conversation() -> None:
+    server = FakeServer()
+    await send(server, transcript("a", 100), transcript("b", 100))
+    server.asked = server.appended = 0
+    report, done = await send(server, transcript("a", 100), transcript("b", 100))
+    assert (report.sent, report.already_there, done) == (0, 200, 200)
+    assert (server.appended, server.asked) == (0, 2)
+
+
+@pytest.mark.parametrize("stop", range(8))
+async def test_an_interrupted_run_goes_on_where_it_stopped(stop: int) -> None:
+    server = FakeServer(lose_after=stop)
+    with pytest.raises(ConnectionLost):
+        await send(server, transcript("a", 8))
+    server.lose_after = None
+    report, _ = await send(server, transcript("a", 8))
+    assert (report.sent, report.already_there) == (8 - stop, stop)
+    assert [*server.stored["conversation/a"]] == [f"a-{index}" for index in range(8)]
+
+
+async def test_a_refused_message_ends_its_own_conversation_only() -> None:
+    server = FakeServer(refuse="b-2")
+    report, _ = await send(server, transcript("a", 4), transcript("b", 4, line=7), transcript("c", 4))
+    assert report.troubles == [Trouble(7, "b", "This message was not stored: it is refused.")]
+    assert {key: len(messages) for key, messages in server.stored.items()} == {
+        "conversation/a": 4,
+        "conversation/b": 2,
+        "conversation/c": 4,
+    }
+
+
+async def test_a_line_may_name_its_own_agent_and_an_empty_one_opens_nothing() -> None:
+    server = FakeServer()
+    await send(server, Transcript("x", "assistant", transcript("x", 1).steps), Transcript("empty", None))
+    assert [*server.stored] == ["assistant/x"]
