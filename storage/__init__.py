@@ -1,1 +1,32 @@
 """What survives: SQLite, Postgres and object stores. Knows nothing of Ray, sockets or models."""
+
+from storage.contexts import AgentContextProvider
+from storage.database import Database, open_database
+from storage.messages import AgentSessionProvider
+from storage.records import (
+    LATEST,
+    RecentHistory,
+    SearchResult,
+    SessionInfo,
+    SessionMessage,
+    SessionMessagePart,
+    StoredCompaction,
+)
+from storage.search import AgentSearchProvider
+from storage.skills import R2SkillProvider
+
+__all__ = [
+    "LATEST",
+    "AgentContextProvider",
+    "AgentSearchProvider",
+    "AgentSessionProvider",
+    "Database",
+    "R2SkillProvider",
+    "RecentHistory",
+    "SearchResult",
+    "SessionInfo",
+    "SessionMessage",
+    "SessionMessagePart",
+    "StoredCompaction",
+    "open_database",
+]

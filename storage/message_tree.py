@@ -1,0 +1,231 @@
+"""Writes to the tree of messages of one session, in the caller's transaction.
+
+What each keeps true: the latest leaf is the newest row and its sums are exact; a message that goes hands its children to its
+parent; the full-text index holds nothing of a message that is gone or has changed. Each returns the new state of the latest
+leaf's path, so that an append costs the same whatever the history.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from storage import compactions, full_text, leaves, paths
+from storage.compactions import applied, identities
+from storage.errors import InvalidArgument, InvalidMessage, UnknownMessage, UnknownParent
+from storage.leaves import Ends, Leaf
+from storage.paths import Sums
+from storage.records import COMPACTION_PREFIX, LATEST, Appended, Latest, SessionMessage, clean, encode
+from storage.tokens import estimate_one
+
+Parent: TypeAlias = str | Latest | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A message that has been validated, encoded and estimated: what `append` and `update` store."""
+
+    id: str
+    role: str
+    text: str
+    sums: Sums
+
+
+def prepare(message: Mapping[str, Any] | SessionMessage | Prepared) -> Prepared:
+    """Everything about a message that needs no database. Raises InvalidMessage."""
+    if isinstance(message, Prepared):
+        return message
+    plain, text = encode(message)
+    size = len(text) if text.isascii() else len(text.encode())
+    return Prepared(plain["id"], plain["role"], text, Sums(1, size, estimate_one(plain)))
+
+
+def append(
+    connection: sqlite3.Connection,
+    session_id: str,
+    message: Mapping[str, Any] | SessionMessage | Prepared,
+    parent_id: Parent = LATEST,
+) -> Appended:
+    """Add a message below `parent_id`: the latest leaf, None for a new root. An id that is there already changes nothing.
+
+    Raises InvalidMessage, UnknownParent.
+    """
+    new = prepare(message)
+    ends = leaves.ends(connection, session_id)
+    if new.id.startswith(COMPACTION_PREFIX):
+        _require_overlay(connection, session_id, new.id)
+        return _unchanged(ends.leaf)
+    parent = _resolve_parent(connection, session_id, parent_id, ends.leaf)
+    if isinstance(parent, UnknownParent):
+        if leaves.seq_of(connection, session_id, new.id) is None:
+            raise parent
+        return _unchanged(ends.leaf)
+    sums = _sums_of(connection, session_id, ends.leaf, parent[0]) + new.sums
+    if not _insert(connection, session_id, new, parent, ends, sums):
+        return _unchanged(ends.leaf)
+    if compactions.ends_at(connection, session_id, new.id):
+        compactions.recount(connection, session_id)
+        return _state(connection, session_id, is_changed=True)
+    return Appended(True, sums.tokens)
+
+
+def update(
+    connection: sqlite3.Connection, session_id: str, message: Mapping[str, Any] | SessionMessage | Prepared
+) -> Appended:
+    """Replace the content of a message. Raises InvalidMessage, UnknownMessage. An overlay's message is left as it is."""
+    new = prepare(message)
+    leaf = leaves.latest(connection, session_id)
+    if new.id.startswith(COMPACTION_PREFIX):
+        if not compactions.is_overlay_id(connection, session_id, new.id):
+            raise UnknownMessage(new.id)
+        return _unchanged(leaf)
+    query = "SELECT seq, bytes, tok FROM assistant_messages WHERE session_id = ? AND id = ?"
+    row = connection.execute(query, (session_id, new.id)).fetchone()
+    if row is None or leaf is None:
+        raise UnknownMessage(new.id)
+    seq, size, tokens = row
+    with full_text.replacing(connection, seq):
+        connection.execute(
+            "UPDATE assistant_messages SET content = ?, role = ?, bytes = ?, tok = ? WHERE seq = ?",
+            (new.text, new.role, new.sums.bytes, new.sums.tokens, seq),
+        )
+    change = new.sums - Sums(1, size, tokens)
+    if change == Sums() or not paths.is_on_path(connection, seq, leaf.seq):
+        return Appended(True, leaf.sums.tokens)
+    if change.tokens and compactions.hides(applied(connection, session_id, leaf.seq), seq):
+        change = Sums(0, change.bytes, 0)
+    leaves.set_sums(connection, leaf.seq, leaf.sums + change)
+    return Appended(True, leaf.sums.tokens + change.tokens)
+
+
+def delete(connection: sqlite3.Connection, session_id: str, message_ids: Iterable[str]) -> Appended:
+    """Remove messages; their children take their parents, overlays keep what is left of them. Unknown ids are ignored."""
+    if isinstance(message_ids, (str, bytes)) or not isinstance(message_ids, Iterable):
+        raise InvalidArgument("message_ids must be a list of texts")
+    is_changed = False
+    for message_id in message_ids:
+        if isinstance(message_id, str):
+            is_changed |= _delete_one(connection, session_id, clean(message_id))
+    return _state(connection, session_id, is_changed=is_changed)
+
+
+def clear(connection: sqlite3.Connection, session_id: str) -> Appended:
+    """Remove all messages and overlays of a session."""
+    full_text.forget_session(connection, session_id)
+    removed = connection.execute("DELETE FROM assistant_messages WHERE session_id = ?", (session_id,)).rowcount
+    full_text.lower_position(connection)
+    removed += connection.execute("DELETE FROM assistant_compactions WHERE session_id = ?", (session_id,)).rowcount
+    return Appended(removed > 0, 0)
+
+
+def path_tokens(connection: sqlite3.Connection, session_id: str) -> int:
+    """The estimate of the visible path to the latest leaf, from the running sum."""
+    leaf = leaves.latest(connection, session_id)
+    return leaf.sums.tokens if leaf else 0
+
+
+def _insert(
+    connection: sqlite3.Connection,
+    session_id: str,
+    new: Prepared,
+    parent: tuple[int | None, str | None],
+    ends: Ends,
+    sums: Sums,
+) -> bool:
+    cursor = connection.execute(
+        """INSERT INTO assistant_messages
+               (session_id, id, parent, parent_id, shared, role, tok, bytes, path_count, path_bytes, path_tok, content)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (session_id, id) DO NOTHING""",
+        (
+            session_id,
+            new.id,
+            *parent,
+            ends.shared,
+            new.role,
+            new.sums.tokens,
+            new.sums.bytes,
+            sums.count,
+            sums.bytes,
+            sums.tokens,
+            new.text,
+        ),
+    )
+    return cursor.rowcount == 1
+
+
+def _resolve_parent(
+    connection: sqlite3.Connection, session_id: str, parent_id: Parent, leaf: Leaf | None
+) -> tuple[int | None, str | None] | UnknownParent:
+    if isinstance(parent_id, Latest):
+        return (leaf.seq, leaf.id) if leaf else (None, None)
+    if parent_id is None:
+        return None, None
+    if not isinstance(parent_id, str):
+        raise InvalidArgument(f"parent_id must be a text, not {type(parent_id).__name__}")
+    parent_id = clean(parent_id)
+    seq = leaves.seq_of(connection, session_id, parent_id)
+    return UnknownParent(parent_id) if seq is None else (seq, parent_id)
+
+
+def _sums_of(connection: sqlite3.Connection, session_id: str, leaf: Leaf | None, target: int | None) -> Sums:
+    """The sums of the path to `target`, from those of the latest leaf. Costs the distance between them."""
+    if leaf is None or target is None:
+        return Sums()
+    if target == leaf.seq:
+        return leaf.sums
+    sums = leaf.sums + paths.difference(connection, leaf.seq, target)
+    before = identities(applied(connection, session_id, leaf.seq))
+    if before != identities(applied(connection, session_id, target)):
+        return Sums(sums.count, sums.bytes, compactions.visible_tokens(connection, session_id, target))
+    return sums
+
+
+def _delete_one(connection: sqlite3.Connection, session_id: str, message_id: str) -> bool:
+    query = "SELECT seq, parent, parent_id, bytes, tok FROM assistant_messages WHERE session_id = ? AND id = ?"
+    row = connection.execute(query, (session_id, message_id)).fetchone()
+    leaf = leaves.latest(connection, session_id)
+    if row is None or leaf is None:
+        return False
+    seq, parent, parent_id, size, tokens = row
+    before = applied(connection, session_id, leaf.seq)
+    sums = leaf.sums
+    if paths.is_on_path(connection, seq, leaf.seq):
+        sums -= Sums(1, size, 0 if compactions.hides(before, seq) else tokens)
+    compactions.release_anchor(connection, session_id, message_id, seq)
+    full_text.forget(connection, seq)
+    _hand_over_children(connection, seq, parent, parent_id)
+    connection.execute("DELETE FROM assistant_messages WHERE seq = ?", (seq,))
+    full_text.lower_position(connection)
+    if seq != leaf.seq:
+        leaves.set_sums(connection, leaf.seq, sums)
+        target = leaf.seq
+    else:
+        newest = leaves.latest(connection, session_id)
+        if newest is None:
+            return True
+        target = newest.seq
+        leaves.set_sums(connection, target, sums + paths.difference(connection, parent, target))
+    if identities(before) != identities(applied(connection, session_id, target)):
+        compactions.recount(connection, session_id)
+    return True
+
+
+def _hand_over_children(connection: sqlite3.Connection, seq: int, parent: int | None, parent_id: str | None) -> None:
+    statement = "UPDATE assistant_messages SET parent = ?, parent_id = ? WHERE seq = ? AND parent = ?"
+    connection.execute(statement, (parent, parent_id, seq + 1, seq))
+    query = "SELECT seq FROM assistant_messages INDEXED BY am_branch WHERE parent = ? AND parent IS NOT seq - 1"
+    for (child,) in connection.execute(query, (seq,)).fetchall():
+        connection.execute(statement, (parent, parent_id, child, seq))
+
+
+def _require_overlay(connection: sqlite3.Connection, session_id: str, message_id: str) -> None:
+    if not compactions.is_overlay_id(connection, session_id, message_id):
+        raise InvalidMessage(f"ids that begin with {COMPACTION_PREFIX!r} are reserved for summaries")
+
+
+def _state(connection: sqlite3.Connection, session_id: str, *, is_changed: bool) -> Appended:
+    return Appended(is_changed, path_tokens(connection, session_id))
+
+
+def _unchanged(leaf: Leaf | None) -> Appended:
+    return Appended(False, leaf.sums.tokens if leaf else 0)

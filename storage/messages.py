@@ -1,0 +1,209 @@
+"""AgentSessionProvider: the messages of one session in SQLite.
+
+The work is done by functions of a connection (`message_tree`, `history`, `compactions`, `full_text`), which compose into larger
+transactions; this module runs them in the database's thread. The names of the writes are here as well: `append`, `update`,
+`delete`, `clear`, `add_compaction`.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import orjson
+
+from storage import compactions, full_text, history
+from storage.access import Owner, Work, database_of, read, write
+from storage.compactions import add as add_compaction
+from storage.errors import StorageError
+from storage.message_tree import Parent, Prepared, append, clear, delete, path_tokens, prepare, update
+from storage.records import LATEST, Appended, JsonObject, SessionMessage, clean
+
+__all__ = [
+    "AgentSessionProvider",
+    "Prepared",
+    "add_compaction",
+    "append",
+    "clear",
+    "delete",
+    "path_tokens",
+    "prepare",
+    "update",
+]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("perdure.storage")
+
+
+class AgentSessionProvider:
+    """The built-in storage of a session's messages.
+
+    `owner`: a Database or anything with one as ``.database``. Writes return after they are durable, in the order in which they
+    were submitted; cancelling a wait does not undo a write that was submitted.
+    """
+
+    def __init__(self, owner: Owner, session_id: str = "") -> None:
+        self.session_id = clean(session_id)
+        self.database = database_of(owner)
+        self._catching_up: asyncio.Task[None] | None = None
+
+    async def get_message(self, message_id: str) -> JsonObject | None:
+        return await self._read(lambda connection: history.message(connection, self.session_id, message_id))
+
+    async def get_history(self, leaf_id: str | None = None) -> list[JsonObject]:
+        """What is visible from the root to a leaf; None or "" is the latest one."""
+        result: list[JsonObject] = orjson.loads(await self.get_history_json(leaf_id))
+        return result
+
+    async def get_history_json(self, leaf_id: str | None = None) -> bytes:
+        """`get_history` as JSON text."""
+        return await self._read(lambda connection: history.array(history.texts(connection, self.session_id, leaf_id)))
+
+    async def get_raw_history(self, leaf_id: str | None = None) -> list[JsonObject]:
+        """All messages of the path, as if there were no overlays."""
+        work: Work[bytes] = lambda connection: history.array(history.raw_texts(connection, self.session_id, leaf_id))  # noqa: E731
+        result: list[JsonObject] = orjson.loads(await self._read(work))
+        return result
+
+    async def get_latest_leaf(self) -> JsonObject | None:
+        return await self._read(lambda connection: history.latest_leaf(connection, self.session_id))
+
+    async def get_branches(self, message_id: str) -> list[JsonObject]:
+        """The children of a message, oldest first."""
+        return await self._read(lambda connection: history.branches(connection, self.session_id, message_id))
+
+    async def get_path_length(self, leaf_id: str | None = None) -> int:
+        """How many messages there are from the root to a leaf, overlays not applied."""
+        return await self._read(lambda connection: history.path_length(connection, self.session_id, leaf_id))
+
+    async def append_message(self, message: Mapping[str, Any] | SessionMessage, parent_id: Parent = LATEST) -> None:
+        """Store a message below `parent_id` (left out: the latest leaf; None: a new root).
+
+        An id that is there already changes nothing, so repeating a call is safe. Raises InvalidMessage, UnknownParent.
+        """
+        await self.append_and_estimate(message, parent_id)
+
+    async def append_and_estimate(
+        self, message: Mapping[str, Any] | SessionMessage, parent_id: Parent = LATEST
+    ) -> Appended:
+        """`append_message`, and the estimate of the visible path after it, without the prompt."""
+        prepared = prepare(message)
+        appended, is_due = await self._write(lambda connection: self._append(connection, prepared, parent_id))
+        if is_due:
+            self._catch_up_later()
+        return appended
+
+    async def update_message(self, message: Mapping[str, Any] | SessionMessage) -> None:
+        """Replace the message of that id. Raises InvalidMessage, UnknownMessage."""
+        await self.update_and_estimate(message)
+
+    async def update_and_estimate(self, message: Mapping[str, Any] | SessionMessage) -> Appended:
+        prepared = prepare(message)
+        return await self._write(lambda connection: update(connection, self.session_id, prepared))
+
+    async def delete_messages(self, message_ids: Iterable[str]) -> None:
+        """Remove messages; their children take their parents. Unknown ids are ignored."""
+        await self.delete_and_estimate(message_ids)
+
+    async def delete_and_estimate(self, message_ids: Iterable[str]) -> Appended:
+        if not isinstance(message_ids, (str, bytes)) and isinstance(message_ids, Iterable):
+            message_ids = list(message_ids)
+        return await self._write(lambda connection: delete(connection, self.session_id, message_ids))
+
+    async def clear_messages(self) -> None:
+        """Remove all messages and overlays of the session."""
+        await self.clear_and_estimate()
+
+    async def clear_and_estimate(self) -> Appended:
+        return await self._write(lambda connection: clear(connection, self.session_id))
+
+    async def path_tokens(self) -> int:
+        """The estimate of the visible path to the latest leaf, without the prompt."""
+        return await self._read(lambda connection: path_tokens(connection, self.session_id))
+
+    async def add_compaction(self, summary: str, from_id: str, to_id: str) -> JsonObject:
+        """Store an overlay. One whose ends are not on a path, in order, never applies to it and hides nothing."""
+        return await self._write(
+            lambda connection: add_compaction(connection, self.session_id, summary, from_id, to_id)
+        )
+
+    async def add_compaction_if_valid(self, summary: str, from_id: str, to_id: str) -> JsonObject | None:
+        """Store an overlay if both ends are on the path to the latest leaf, in order; else None."""
+        return await self._write(
+            lambda connection: compactions.add_if_valid(connection, self.session_id, summary, from_id, to_id)
+        )
+
+    async def get_compactions(self) -> list[JsonObject]:
+        """All overlays, oldest first, whether they apply or not."""
+        return await self._read(
+            lambda connection: [compactions.record(item) for item in compactions.stored(connection, self.session_id)]
+        )
+
+    async def get_applying_compactions(self, leaf_id: str | None = None) -> list[JsonObject]:
+        """The overlays that apply to the path to a leaf, in its order."""
+
+        def work(connection: sqlite3.Connection) -> list[JsonObject]:
+            leaf = history.leaf_seq(connection, self.session_id, leaf_id)
+            return [compactions.record(item.overlay) for item in compactions.applied(connection, self.session_id, leaf)]
+
+        return await self._read(work)
+
+    async def search_messages(self, query: str, limit: int = 20) -> list[JsonObject]:
+        """The messages, on all branches, that contain every word of `query`; the best first.
+
+        Raises InvalidArgument for a negative limit, CorruptDatabase if the index cannot be read.
+        """
+        if await self._read(full_text.is_behind):
+            return await self._write(lambda connection: self._catch_up_and_search(connection, query, limit))
+        return await self._read(lambda connection: full_text.search(connection, self.session_id, query, limit))
+
+    async def get_recent_history(self, max_content_bytes: float, min_recent_messages: float = 1) -> JsonObject:
+        """The newest messages that fit a budget of bytes, at least `min_recent_messages` (1 or more) of them."""
+        result: JsonObject = orjson.loads(await self.get_recent_history_json(max_content_bytes, min_recent_messages))
+        return result
+
+    async def get_recent_history_json(self, max_content_bytes: float, min_recent_messages: float = 1) -> bytes:
+        """`get_recent_history` as JSON text."""
+        found = await self._read(
+            lambda connection: history.recent(connection, self.session_id, max_content_bytes, min_recent_messages)
+        )
+        truncated = b"true" if found.truncated else b"false"
+        return b'{"messages":%b,"truncated":%b,"totalContentBytes":%d}' % (
+            history.array(found.texts),
+            truncated,
+            found.total_bytes,
+        )
+
+    async def get_history_row_stats(self) -> list[JsonObject]:
+        """Id, role and size of every message from the root to the latest leaf."""
+        return await self._read(lambda connection: history.row_stats(connection, self.session_id))
+
+    def _append(self, connection: sqlite3.Connection, message: Prepared, parent_id: Parent) -> tuple[Appended, bool]:
+        before = connection.total_changes
+        appended = append(connection, self.session_id, message, parent_id)
+        (seq,) = connection.execute("SELECT last_insert_rowid()").fetchone()
+        return appended, appended.inserted and connection.total_changes > before and seq % full_text.BATCH == 0
+
+    def _catch_up_and_search(self, connection: sqlite3.Connection, query: str, limit: int) -> list[JsonObject]:
+        with full_text.readable_index(connection):
+            full_text.catch_up(connection)
+        return full_text.search(connection, self.session_id, query, limit)
+
+    def _catch_up_later(self) -> None:
+        """Bring the index up to date, after what is waiting and off the way of any answer."""
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        try:
+            await self._write(lambda connection: full_text.catch_up(connection, 2 * full_text.BATCH))
+        except (StorageError, sqlite3.Error) as exc:  # the next search catches up, or says what is wrong
+            _log.debug("the full-text index was not brought up to date: %s", exc)
+
+    async def _read(self, work: Work[T]) -> T:
+        return await read(self.database, work)
+
+    async def _write(self, work: Work[T]) -> T:
+        return await write(self.database, work)

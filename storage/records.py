@@ -1,0 +1,157 @@
+"""What is stored and returned: messages, search results, overlays, sessions.
+
+Reads return plain JSON objects, exactly as stored; the models here give typed access (`SessionMessage.model_validate`) and
+the names on the wire. `encode` is the border: nothing is stored that has not passed it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Final, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from storage import json_text
+from storage.errors import InvalidMessage
+from storage.json_text import clean, parse
+
+__all__ = [
+    "COMPACTION_PREFIX",
+    "LATEST",
+    "Appended",
+    "JsonObject",
+    "Latest",
+    "RecentHistory",
+    "RowStat",
+    "SearchResult",
+    "SessionInfo",
+    "SessionMessage",
+    "SessionMessagePart",
+    "StoredCompaction",
+    "clean",
+    "decode",
+    "encode",
+    "parse",
+]
+
+JsonObject: TypeAlias = dict[str, Any]
+COMPACTION_PREFIX: Final = "compaction_"
+"""Ids that begin with this belong to overlays; no stored message has one."""
+
+
+class Latest(Enum):
+    """The type of `LATEST`."""
+
+    LATEST = "latest"
+
+    def __repr__(self) -> str:
+        return "LATEST"
+
+
+LATEST: Final = Latest.LATEST
+"""`parent_id` left out: append after the latest leaf. (None is a new root.)"""
+
+_Name: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
+
+
+class SessionMessagePart(_Wire):
+    type: str | None = None
+
+
+class SessionMessage(_Wire):
+    """A message; unknown fields and part types are kept."""
+
+    id: _Name
+    role: _Name
+    parts: list[JsonObject]
+    created_at: Any = Field(None, alias="createdAt")
+
+
+class SearchResult(_Wire):
+    id: str
+    role: str
+    content: str
+    created_at: str | None = Field(None, alias="createdAt")
+
+
+class StoredCompaction(_Wire):
+    """An overlay: a summary that stands for the messages from one to another."""
+
+    id: str
+    summary: str
+    from_message_id: str = Field(alias="fromMessageId")
+    to_message_id: str = Field(alias="toMessageId")
+    created_at: str = Field(alias="createdAt")
+
+
+class SessionInfo(_Wire):
+    id: str
+    name: str
+    parent_session_id: str | None = None
+    model: str | None = None
+    source: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    estimated_cost: float = 0.0
+    end_reason: str | None = None
+    created_at: str
+    updated_at: str
+
+
+class RecentHistory(_Wire):
+    """The newest messages that fit a budget. ``total_content_bytes`` counts the whole path."""
+
+    messages: list[JsonObject]
+    truncated: bool
+    total_content_bytes: int = Field(alias="totalContentBytes")
+
+
+class RowStat(_Wire):
+    id: str
+    role: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What a write did. ``tokens``: the estimate of the visible path to the latest leaf, without the prompt."""
+
+    inserted: bool
+    tokens: int
+
+
+def encode(message: Mapping[str, Any] | SessionMessage) -> tuple[JsonObject, str]:
+    """The message as plain JSON and its text. Raises InvalidMessage; nothing is stored before this has passed."""
+    if isinstance(message, BaseModel):
+        message = message.model_dump(by_alias=True, exclude_unset=True)
+    elif not isinstance(message, Mapping):
+        raise InvalidMessage(f"it is of type {type(message).__name__}, not an object")
+    elif type(message) is not dict:
+        message = dict(message)
+    _check(message)
+    try:
+        plain, text = json_text.dump(message)
+    except (TypeError, ValueError) as exc:
+        raise InvalidMessage(str(exc)) from exc
+    return plain, text
+
+
+def decode(text: str | bytes) -> JsonObject:
+    """The message of a text that `encode` made."""
+    return json_text.load(text)  # type: ignore[no-any-return]
+
+
+def _check(message: Mapping[str, Any]) -> None:
+    for name in ("id", "role"):
+        value = message.get(name)
+        if not isinstance(value, str) or not value:
+            raise InvalidMessage(f"its {name} must be a text that is not empty")
+    parts = message.get("parts")
+    if not isinstance(parts, (list, tuple)):
+        raise InvalidMessage("its parts must be a list")
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise InvalidMessage("each of its parts must be an object")
