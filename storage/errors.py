@@ -13,6 +13,8 @@
     ├── NotExecuted             nothing was stored; repeating it is right
     │   ├── Fenced              another writer has taken this conversation over
     │   ├── StoreUnavailable    the checkpoint store gives no answer
+    │   ├── Overloaded          too much is waiting already
+    │   ├── LocalDiskFailed     the file on this node could not be written (full, locked, unreadable)
     │   └── Closed              the database is closed
     ├── OutcomeUnknown          it may or may not have been stored; repeat it with the same message id
     └── Damaged                 an operator has to look
@@ -90,6 +92,16 @@ class Fenced(NotExecuted):
 class StoreUnavailable(NotExecuted):
     code = "store_unavailable"
     sentence = "The checkpoint store gives no answer ({0}); nothing was stored, repeat the call later."
+
+
+class Overloaded(NotExecuted):
+    code = "overloaded"
+    sentence = "Too much is waiting for this conversation ({0}); nothing was stored, repeat the call in a moment."
+
+
+class LocalDiskFailed(NotExecuted):
+    code = "local_disk_failed"
+    sentence = "The local disk of this node failed ({0}); nothing was stored, repeat the call."
 
 
 class Closed(NotExecuted):

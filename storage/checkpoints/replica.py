@@ -1,0 +1,303 @@
+"""What a `Database` calls to make a conversation's commits survive: the WAL tail in front of the slot log."""
+
+import logging
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from storage.checkpoints.image import FileImage
+from storage.checkpoints.keys import ConversationKey
+from storage.checkpoints.log import Base, SlotLog, slot_key
+from storage.checkpoints.meta import write_meta
+from storage.checkpoints.snapshots import Cut, collect, write_snapshot
+from storage.checkpoints.store import CheckpointStore
+from storage.checkpoints.tail import Change, WalTail
+from storage.checkpoints.warm import Clean, LocalFile
+from storage.connections import PAGE_SIZE
+from storage.errors import Damaged, Fenced, LocalDiskFailed, StorageError, StoreUnavailable
+from storage.replication import Proof, StorageOptions, boottime
+
+Prepare = Callable[[sqlite3.Connection], None]
+
+_MAX_WAL_BYTES = 16 * 1024 * 1024
+_SLOTS_BETWEEN_ATTEMPTS = 16
+
+log = logging.getLogger("perdure.storage.checkpoints")
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Replica:
+    """One conversation between its slot log and its local file. See `storage.replication.Replicator`."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        key: ConversationKey,
+        work_dir: Path,
+        *,
+        node: bytes = bytes(16),
+        options: StorageOptions | None = None,
+        prepare: Prepare | None = None,
+        is_lazy: bool = True,
+        clock: Callable[[], float] = boottime,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """``prepare`` runs in a transaction right after the open (migrations); on a name that was never written it stays
+        local until the first write. ``is_lazy``: such a name is claimed by its first write only."""
+        self.key = key
+        self.facts: dict[str, Any] = {}  # for the hint: messages, tokens; kept by the conversation
+        self.proof = Proof(stale_read_seconds=(options or StorageOptions()).stale_read_seconds, clock=clock)
+        self.log = SlotLog(store, key.prefix, nonce=secrets.token_bytes(16), node=node, now_ms=now_ms)
+        self._store = store
+        self._file = LocalFile(work_dir, key)
+        self._options = options or StorageOptions()
+        self._prepare = prepare
+        self._is_lazy = is_lazy
+        self._now_ms = now_ms
+        self._tail: WalTail | None = None
+        self._descriptor = -1  # of the database file; see WalTail about closing it
+        self._is_whole = False  # the next shipment is the whole database: nothing of it is in the log yet
+        self._outbox: Change | None = None
+        self._is_hinted = False
+        self._is_flat = False  # the file holds everything and has no log beside it
+        self._snapshot_thread: threading.Thread | None = None
+        self._next_attempt = 0
+        self.started_warm = False
+
+    # ---- opening ----
+
+    def restore(self) -> Path:
+        try:
+            return self._restore()
+        except OSError as exc:
+            raise LocalDiskFailed(f"{exc.filename or self._file.folder}: {exc.strerror}") from exc
+
+    def _restore(self) -> Path:
+        at = self.proof.now()
+        clean = self._file.take()
+        if self._is_lazy and clean is None and not self._store.exists(slot_key(self.log.prefix, 0)):
+            self._is_whole = True
+            self.proof.renew(at)
+            return self._file.path
+        image = FileImage(self._file.path, f"The conversation {self.key}")
+        try:
+            at = self.proof.now()
+            self._claim(image, clean)
+            self.proof.renew(at)
+            self._is_whole = os.stat(self._file.path).st_size == 0
+        except Damaged as exc:
+            image.close()
+            log.error("%s; what was restored of it is kept in %s", exc, self._file.quarantine())
+            raise
+        finally:
+            image.close()
+        return self._file.path
+
+    def _claim(self, image: FileImage, clean: Clean | None) -> None:
+        warm = Base(clean.slot, bytes.fromhex(clean.digest), clean.epoch) if clean else None
+        self.started_warm = self.log.claim(image, warm) is warm and warm is not None
+        if self.started_warm and clean is not None:
+            self.log.snapshot = Base(clean.snapshot_slot, b"", clean.epoch, clean.snapshot_size)
+            self.log.log_bytes += clean.log_bytes
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        self._tail = WalTail(self._file.path)
+        self._descriptor = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._prepare is not None:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._prepare(connection)
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+        if self._is_whole:
+            self._tail.skip()
+        else:
+            self._send(self._tail.read())
+
+    # ---- while awake ----
+
+    def ship(self, connection: sqlite3.Connection) -> None:
+        assert self._tail is not None
+        change = self._tail.read()
+        if change is None:
+            self.prove()
+            return
+        if self._is_whole:
+            change = _whole(connection)
+            self._is_whole = False
+        self._send(change)
+
+    def retry(self) -> None:
+        self._send(None)
+
+    def prove(self) -> None:
+        if self.proof.is_fresh:
+            return
+        if self.proof.has_just_failed:
+            raise StoreUnavailable("it did not answer a moment ago")
+        at = self.proof.now()
+        try:
+            self.log.prove()
+        except StoreUnavailable:
+            self.proof.failed()
+            raise
+        self.proof.renew(at)
+
+    def _send(self, change: Change | None) -> None:
+        if change is not None:
+            self._outbox = change
+        at = self.proof.now()
+        if not self.log.is_owner and self.log.fenced is None:
+            self.log.claim_new()
+        if self._outbox is not None:
+            change, self._outbox = self._outbox, None
+            self.log.append(change)
+        else:
+            self.log.resend()
+        self.proof.renew(at)
+
+    # ---- checkpoints and snapshots ----
+
+    @property
+    def needs_settling(self) -> bool:
+        return self.log.is_owner and (not self._is_hinted or self._is_snapshot_due or self._is_wal_long)
+
+    @property
+    def _is_snapshot_due(self) -> bool:
+        if self._snapshot_thread is not None and self._snapshot_thread.is_alive():
+            return False
+        return self.log.slot >= self._next_attempt and self._is_log_long
+
+    @property
+    def _is_log_long(self) -> bool:
+        base = self.log.snapshot
+        return self.log.slot - base.slot > self._options.snapshot_slots or self.log.log_bytes > max(
+            self._options.snapshot_bytes, base.size // 2
+        )
+
+    @property
+    def _is_wal_long(self) -> bool:
+        is_free = self._snapshot_thread is None or not self._snapshot_thread.is_alive()
+        return is_free and self._tail is not None and self._tail.size > _MAX_WAL_BYTES
+
+    def settle(self, connection: sqlite3.Connection) -> None:
+        if not self._is_hinted:
+            self._write_hint()
+        if self._is_snapshot_due:
+            self._next_attempt = self.log.slot + _SLOTS_BETWEEN_ATTEMPTS
+            if self._checkpoint(connection):
+                self._snapshot_thread = threading.Thread(
+                    target=self._snapshot, args=(self._cut(),), name="perdure-snapshot", daemon=True
+                )
+                self._snapshot_thread.start()
+        elif self._is_wal_long:
+            self._checkpoint(connection)
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> bool:
+        """Move the log into the file; False when somebody is reading. The file does not change again before the next one."""
+        connection.execute("PRAGMA busy_timeout=0")
+        try:
+            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0]
+        finally:
+            connection.execute("PRAGMA busy_timeout=5000")
+        return not busy
+
+    def _cut(self) -> Cut:
+        return Cut(
+            slot=self.log.slot,
+            digest=self.log.digest,
+            epoch=self.log.epoch,
+            descriptor=self._descriptor,
+            page_size=PAGE_SIZE,
+            db_pages=os.fstat(self._descriptor).st_size // PAGE_SIZE,
+            time_ms=self._now_ms(),
+            nonce=self.log.nonce,
+            node=self.log.node,
+            log_bytes=self.log.log_bytes,
+        )
+
+    def _snapshot(self, cut: Cut) -> None:
+        """In a thread of its own: nothing that was promised depends on it."""
+        try:
+            self._raise_if_fenced()
+            size = write_snapshot(self._store, self.log.prefix, cut)
+            self.log.log_bytes -= cut.log_bytes
+            self.log.snapshot = Base(cut.slot, cut.digest, cut.epoch, size)
+            horizon = self._now_ms() - int(self._options.retention_seconds * 1000)
+            collect(self._store, self.log.prefix, older_than_ms=horizon, prove=self._raise_if_fenced)
+        except Fenced:
+            pass
+        except StorageError as exc:
+            log.warning("no snapshot of %s: %s", self.key.digest, exc)
+        except Exception:
+            log.exception("no snapshot of %s", self.key.digest)
+
+    def _raise_if_fenced(self) -> None:
+        if self.log.fenced is not None:
+            raise self.log.fenced
+
+    def _write_hint(self) -> None:
+        write_meta(self._store, self.key, self.facts, epoch=self.log.epoch, slot=self.log.slot, now_ms=self._now_ms())
+        self._is_hinted = True
+
+    # ---- the end ----
+
+    def closing(self, connection: sqlite3.Connection) -> None:
+        self._join()
+        if not self.log.is_owner and not self.log.has_pending:
+            if self.log.fenced is not None:
+                raise self.log.fenced
+            return
+        if self.log.has_pending:
+            self.log.resend()
+        elif not self.log.is_closed:
+            if self._is_snapshot_due and self._checkpoint(connection):
+                self._next_attempt = self.log.slot + _SLOTS_BETWEEN_ATTEMPTS
+                self._snapshot(self._cut())
+            self.log.close()
+        try:
+            self._write_hint()
+            self._is_flat = self._checkpoint(connection)
+        except (StorageError, sqlite3.Error) as exc:
+            log.warning("after the end of %s: %s", self.key.digest, exc)
+
+    def closed(self, *, cleanly: bool) -> None:
+        self._join()
+        if self._tail is not None:
+            self._tail.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        try:
+            if cleanly and self._is_flat and self.log.is_closed:
+                self._file.keep(
+                    slot=self.log.slot,
+                    digest=self.log.digest,
+                    epoch=self.log.epoch,
+                    snapshot=self.log.snapshot,
+                    log_bytes=self.log.log_bytes,
+                )
+            else:
+                self._file.drop()
+        except OSError as exc:
+            log.warning("the local file of %s: %s", self.key.digest, exc)
+
+    def _join(self) -> None:
+        if self._snapshot_thread is not None:
+            self._snapshot_thread.join()
+
+
+def _whole(connection: sqlite3.Connection) -> Change:
+    data = connection.serialize()
+    pages = {n + 1: data[n * PAGE_SIZE : (n + 1) * PAGE_SIZE] for n in range(len(data) // PAGE_SIZE)}
+    return Change(PAGE_SIZE, len(pages), pages)

@@ -1,0 +1,121 @@
+"""The local file of a conversation: where it lies while awake, and when the next wake on this node may use it again.
+
+Below the work folder, one folder a conversation: ``live-<id>.sqlite`` while awake, ``warm.sqlite`` and ``clean.json`` after a
+clean end. Taking a warm file is a rename, so only one taker gets it, and a file without its ``clean.json`` is never
+trusted: after an unclean stop, or a loss of power (the file is not synced; the boot id tells), it is restored afresh.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import orjson
+
+from storage.checkpoints.keys import ConversationKey
+from storage.checkpoints.log import Base
+
+_WARM = "warm.sqlite"
+_CLEAN = "clean.json"
+_LIVE = "live-"
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """What is known of a file at its clean end."""
+
+    boot_id: str
+    slot: int  # of the CLOSE record
+    digest: str
+    epoch: int
+    snapshot_slot: int
+    snapshot_size: int
+    log_bytes: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+class LocalFile:
+    """The folder of one conversation on this node."""
+
+    def __init__(self, work_dir: Path, key: ConversationKey) -> None:
+        self.folder = work_dir / key.prefix
+        self.path = self.folder / f"{_LIVE}{secrets.token_hex(8)}.sqlite"
+
+    def take(self) -> Clean | None:
+        """Make `path` the place of the live file; what is known of it when it is a warm one, else None (no file there).
+
+        Removes what unclean stops have left. Raises OSError.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in self.folder.glob(f"{_LIVE}*"):
+            leftover.unlink(missing_ok=True)
+        try:
+            os.rename(self.folder / _WARM, self.path)
+        except FileNotFoundError:
+            (self.folder / _CLEAN).unlink(missing_ok=True)
+            return None
+        clean = self._read_clean()
+        (self.folder / _CLEAN).unlink(missing_ok=True)
+        if clean is None:
+            self.path.unlink()
+        return clean
+
+    def keep(self, *, slot: int, digest: bytes, epoch: int, snapshot: Base, log_bytes: int) -> None:
+        """The file is closed and has no log beside it: keep it for the next wake. Raises OSError."""
+        facts = os.stat(self.path)
+        clean = Clean(
+            boot_id=boot_id(),
+            slot=slot,
+            digest=digest.hex(),
+            epoch=epoch,
+            snapshot_slot=snapshot.slot,
+            snapshot_size=snapshot.size,
+            log_bytes=log_bytes,
+            inode=facts.st_ino,
+            size=facts.st_size,
+            mtime_ns=facts.st_mtime_ns,
+        )
+        # a half-written one after a kill is not readable, and then the file is not used
+        descriptor = os.open(self.folder / _CLEAN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(orjson.dumps(asdict(clean)))
+        os.rename(self.path, self.folder / _WARM)
+
+    def drop(self) -> None:
+        """Remove the live file and its logs, and the folder when nothing else is in it."""
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def quarantine(self) -> Path:
+        """Put the live file aside, beside the others that were, for somebody to look at; its new place."""
+        folder = self.folder.parent.parent / "quarantine"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        target = folder / f"{self.folder.name}-{self.path.name}"
+        os.rename(self.path, target)
+        return target
+
+    def _read_clean(self) -> Clean | None:
+        try:
+            clean = Clean(**orjson.loads((self.folder / _CLEAN).read_bytes()))
+            facts = os.stat(self.path)
+        except (OSError, ValueError, TypeError):
+            return None
+        is_same = (clean.inode, clean.size, clean.mtime_ns) == (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        return clean if is_same and clean.boot_id == boot_id() and not self.path.is_symlink() else None
+
+
+def forget_warm(work_dir: Path, key: ConversationKey) -> None:
+    """Remove whatever this node keeps of a conversation that is not awake here."""
+    shutil.rmtree(work_dir / key.prefix, ignore_errors=True)
+
+
+@cache
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

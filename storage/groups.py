@@ -1,0 +1,170 @@
+"""Groups of operations, as they run in the database's thread: one transaction a group, a savepoint an operation."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from storage.connections import ConfirmedReader
+from storage.deadline import StoreWatch
+from storage.errors import CorruptDatabase, LimitExceeded, LocalDiskFailed, StorageError, StoreUnavailable
+from storage.replication import Replicator
+
+Outcome = tuple[Any] | BaseException
+"""What one operation came to: a result in a 1-tuple, or what it raised."""
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    run: Callable[[sqlite3.Connection], Any]
+    writes: bool
+    size: int
+    future: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    outcomes: list[Outcome]
+    unconfirmed: StoreUnavailable | None  # the group is committed here, but not confirmed
+
+
+class _TransactionLost(Exception):
+    """SQLite rolled the whole transaction back on its own (full disk, ON CONFLICT ROLLBACK)."""
+
+
+def run_group(
+    connection: sqlite3.Connection,
+    group: list[Operation],
+    replicator: Replicator | None,
+    reader: ConfirmedReader | None,
+    watch: StoreWatch,
+) -> GroupResult:
+    """Run one group. Raises only when nothing of it was stored, or (Fenced) never will be."""
+    if not any(operation.writes for operation in group):
+        if replicator is not None:
+            refusal = _prove(replicator, watch)
+            if refusal is not None:
+                return GroupResult([refusal] * len(group), None)
+        return GroupResult(_read(connection, group), None)
+    if reader is not None:
+        reader.open()
+    outcomes = commit_group(connection, group)
+    if replicator is not None:
+        watch.begin()
+        try:
+            replicator.ship(connection)
+        except StoreUnavailable as exc:
+            return GroupResult(outcomes, exc)
+        if reader is not None:
+            reader.renew()
+        watch.end()
+    return GroupResult(outcomes, None)
+
+
+def _prove(replicator: Replicator, watch: StoreWatch) -> StoreUnavailable | None:
+    """None when reads may be answered: ownership is proved, or the last confirmed state may still be told."""
+    watch.begin()
+    try:
+        replicator.prove()
+    except StoreUnavailable as exc:
+        return None if replicator.proof.allows_stale_reads else exc
+    finally:
+        watch.end()
+    return None
+
+
+def commit_group(connection: sqlite3.Connection, group: list[Operation]) -> list[Outcome]:
+    """Run a group in one transaction and commit it; one by one when SQLite threw the whole transaction away."""
+    try:
+        return _commit(connection, group)
+    except _TransactionLost as exc:
+        if len(group) == 1:
+            return [_explain(connection, exc.__cause__ or exc)]
+    outcomes: list[Outcome] = []
+    for operation in group:
+        try:
+            outcomes += _commit(connection, [operation])
+        except _TransactionLost as exc:
+            outcomes.append(_explain(connection, exc.__cause__ or exc))
+        except StorageError as exc:
+            outcomes.append(exc)
+    return outcomes
+
+
+def _commit(connection: sqlite3.Connection, group: list[Operation]) -> list[Outcome]:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as exc:
+        raise _as_storage_error(exc) from exc
+    try:
+        outcomes = [_attempt_in_savepoint(connection, op) if op.writes else _attempt(connection, op) for op in group]
+        connection.execute("COMMIT")
+    except BaseException as exc:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(exc, sqlite3.Error):
+            raise _as_storage_error(exc) from exc
+        raise
+    return outcomes
+
+
+def _read(connection: sqlite3.Connection, group: list[Operation]) -> list[Outcome]:
+    """Run reads in a transaction that is rolled back: one that writes after all must not slip past the output gate."""
+    changes = connection.total_changes
+    connection.execute("BEGIN")
+    try:
+        outcomes = [_attempt(connection, operation) for operation in group]
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    if connection.total_changes != changes:
+        return [RuntimeError("a read must not write")] * len(group)
+    return outcomes
+
+
+def _attempt(connection: sqlite3.Connection, operation: Operation) -> Outcome:
+    try:
+        return (operation.run(connection),)
+    except Exception as exc:
+        return exc
+
+
+def _attempt_in_savepoint(connection: sqlite3.Connection, operation: Operation) -> Outcome:
+    connection.execute("SAVEPOINT operation")
+    try:
+        result = operation.run(connection)
+    except Exception as exc:
+        if not connection.in_transaction:
+            raise _TransactionLost() from exc
+        connection.execute("ROLLBACK TO operation")
+        connection.execute("RELEASE operation")
+        return _explain(connection, exc)
+    if not connection.in_transaction:
+        raise _TransactionLost() from RuntimeError("an operation must not commit or roll back")
+    connection.execute("RELEASE operation")
+    return (result,)
+
+
+def _explain(connection: sqlite3.Connection, exc: BaseException) -> BaseException:
+    """A full database is a limit when it is as big as it may be, otherwise it is the disk."""
+    if isinstance(exc, sqlite3.OperationalError) and getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        pages, limit, page_size = (
+            int(connection.execute(f"PRAGMA {name}").fetchall()[0][0])
+            for name in ("page_count", "max_page_count", "page_size")
+        )
+        if pages >= limit - 1:
+            return _caused(LimitExceeded("The size of the conversation", f"{limit * page_size} bytes"), exc)
+        return _caused(LocalDiskFailed(str(exc)), exc)
+    return exc
+
+
+def _as_storage_error(exc: sqlite3.Error) -> StorageError:
+    if getattr(exc, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return CorruptDatabase("The file of this conversation", str(exc))
+    return LocalDiskFailed(str(exc))
+
+
+def _caused(exc: StorageError, cause: BaseException) -> StorageError:
+    exc.__cause__ = cause
+    return exc
