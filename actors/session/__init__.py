@@ -1,0 +1,34 @@
+"""Session: a conversation's messages, context blocks, system prompt and compaction. No Ray, no sockets."""
+
+from actors.session.blocks import ContextBlock, ContextConfig
+from actors.session.providers import (
+    ContextProvider,
+    SearchProvider,
+    SessionProvider,
+    SkillProvider,
+    SqlProvider,
+    WritableContextProvider,
+    is_search_provider,
+    is_skill_provider,
+    is_writable_provider,
+)
+from actors.session.session import Session, SessionContextOptions, SessionOptions
+from actors.session.tools import Tool
+
+__all__ = [
+    "ContextBlock",
+    "ContextConfig",
+    "ContextProvider",
+    "SearchProvider",
+    "Session",
+    "SessionContextOptions",
+    "SessionOptions",
+    "SessionProvider",
+    "SkillProvider",
+    "SqlProvider",
+    "Tool",
+    "WritableContextProvider",
+    "is_search_provider",
+    "is_skill_provider",
+    "is_writable_provider",
+]

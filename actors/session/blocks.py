@@ -1,0 +1,208 @@
+"""Context blocks: what providers hold, loaded once and kept in memory; writes go to the provider first."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from actors.errors import BlockNotWritable, BlockTooLarge, NotSupported, UnknownBlock
+from actors.session.providers import (
+    is_keyed_provider,
+    is_search_provider,
+    is_skill_provider,
+    is_writable_provider,
+    settle,
+)
+from storage.errors import InvalidArgument, LimitExceeded
+from storage.records import clean
+from storage.tokens import estimate_string_tokens
+
+MAX_BLOCKS = 256
+
+
+class ContextBlock(BaseModel):
+    """One block as it is now. On the wire: ``label``, ``maxTokens``, ``isSkill``, …; absent fields are left out."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+    label: str
+    description: str | None = None
+    content: str = ""
+    tokens: int = 0
+    max_tokens: int | float | None = None
+    writable: bool = False
+    is_skill: bool = False
+    is_searchable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ContextConfig:
+    """How a block was registered. ``provider`` None: a read-only block without content."""
+
+    label: str
+    description: str | None = None
+    max_tokens: int | float | None = None
+    provider: Any = None
+
+
+class ContextBlocks:
+    """The blocks of one session. Nothing is loaded before it is needed; then all are, in the order of registration."""
+
+    def __init__(self, configs: Iterable[ContextConfig]) -> None:
+        self._configs = list(configs)
+        self._blocks: dict[str, ContextBlock] = {}
+        self._initialized: set[tuple[str, int]] = set()
+        self._lock = asyncio.Lock()
+        self._is_loaded = False
+        self.version = 0
+        """Grows with every change of any block."""
+
+    @property
+    def has_skills(self) -> bool:
+        return any(is_skill_provider(config.provider) for config in self._configs)
+
+    async def load(self) -> None:
+        """Load all blocks unless they are. Raises what a provider raises; then nothing counts as loaded."""
+        if not self._is_loaded:
+            async with self._lock:
+                if not self._is_loaded:
+                    await self._load_all()
+
+    async def reload(self) -> None:
+        """Read every provider again."""
+        async with self._lock:
+            await self._load_all()
+
+    async def get(self, label: str) -> ContextBlock | None:
+        await self.load()
+        return self._blocks.get(label)
+
+    async def all(self) -> list[ContextBlock]:
+        await self.load()
+        return list(self._blocks.values())
+
+    def loaded(self) -> list[ContextBlock]:
+        """The blocks in memory; empty before `load`."""
+        return list(self._blocks.values())
+
+    def provider(self, label: str) -> Any:
+        """The provider of a loaded block, or None."""
+        return next((config.provider for config in reversed(self._configs) if config.label == label), None)
+
+    async def replace(self, label: str, content: str) -> ContextBlock:
+        """Write a whole block; in memory only after the provider has it."""
+        await self.load()
+        async with self._lock:
+            return await self._write(label, content)
+
+    async def append(self, label: str, content: str) -> ContextBlock:
+        """Add to a block, on a new line."""
+        await self.load()
+        async with self._lock:
+            block = self._plain_writable(label)
+            joint = "\n" if block.content and not content.startswith("\n") else ""
+            return await self._write(label, block.content + joint + content)
+
+    async def write_entry(self, label: str, key: str, content: str, description: str | None) -> None:
+        """Write one entry of a keyed block."""
+        await self.load()
+        async with self._lock:
+            block = self._existing(label)
+            provider = self.provider(label)
+            if not (is_keyed_provider(provider) and block.writable):
+                raise BlockNotWritable(label)
+            _check_size(block, content)
+            if is_skill_provider(provider):
+                await settle(provider.set(key, content, description))  # type: ignore[attr-defined]
+            else:
+                await settle(provider.set(key, content))
+            self._blocks[label] = await self._read(self._config(label))
+            self.version += 1
+
+    async def add(self, config: ContextConfig) -> ContextBlock:
+        """Register one more block and load it."""
+        await self.load()
+        async with self._lock:
+            if any(existing.label == config.label for existing in self._configs):
+                raise InvalidArgument(f"There is already a context block {config.label!r}.")
+            if len(self._configs) >= MAX_BLOCKS:
+                raise LimitExceeded("The number of context blocks", MAX_BLOCKS)
+            block = await self._read(config)
+            self._configs.append(config)
+            self._blocks[config.label] = block
+            self.version += 1
+            return block
+
+    def remove(self, label: str) -> bool:
+        """Unregister a block; what its provider holds stays."""
+        for index, config in enumerate(self._configs):
+            if config.label == label:
+                del self._configs[index]
+                self._initialized.discard((label, id(config.provider)))
+                self._blocks.pop(label, None)
+                self.version += 1
+                return True
+        return False
+
+    async def _load_all(self) -> None:
+        blocks = [await self._read(config) for config in list(self._configs)]
+        registered = {config.label for config in self._configs}
+        self._blocks = {block.label: block for block in blocks if block.label in registered}
+        self._is_loaded = True
+        self.version += 1
+
+    async def _read(self, config: ContextConfig) -> ContextBlock:
+        provider = config.provider
+        block = ContextBlock(
+            label=config.label,
+            description=config.description,
+            max_tokens=config.max_tokens,
+            writable=is_writable_provider(provider),
+            is_skill=is_skill_provider(provider),
+            is_searchable=is_search_provider(provider),
+        )
+        if provider is None:
+            return block
+        if (config.label, id(provider)) not in self._initialized:
+            if callable(getattr(provider, "init", None)):
+                await settle(provider.init(config.label))
+            self._initialized.add((config.label, id(provider)))
+        return _with_content(block, await settle(provider.get()) or "")
+
+    async def _write(self, label: str, content: str) -> ContextBlock:
+        block = self._plain_writable(label)
+        _check_size(block, content)
+        await settle(self.provider(label).set(content))
+        self._blocks[label] = _with_content(block, content)
+        self.version += 1
+        return self._blocks[label]
+
+    def _existing(self, label: str) -> ContextBlock:
+        if label not in self._blocks:
+            raise UnknownBlock(label)
+        return self._blocks[label]
+
+    def _plain_writable(self, label: str) -> ContextBlock:
+        block = self._existing(label)
+        if not block.writable:
+            raise BlockNotWritable(label)
+        if block.is_skill or block.is_searchable:
+            raise NotSupported(f"The context block {label!r} is written entry by entry, with a key.")
+        return block
+
+    def _config(self, label: str) -> ContextConfig:
+        return next(config for config in reversed(self._configs) if config.label == label)
+
+
+def _with_content(block: ContextBlock, content: str) -> ContextBlock:
+    content = clean(content)
+    return block.model_copy(update={"content": content, "tokens": estimate_string_tokens(content)})
+
+
+def _check_size(block: ContextBlock, content: str) -> None:
+    tokens = estimate_string_tokens(content)
+    if block.max_tokens is not None and tokens > block.max_tokens:
+        raise BlockTooLarge(block.label, tokens, block.max_tokens)

@@ -1,0 +1,218 @@
+"""Runs the session's compaction function: by hand, or by itself when the estimate is above the threshold.
+
+At most one run at a time. A run calls a model and takes seconds, so it holds up nobody: reads and writes go on, and the
+summary is stored afterwards only if its range is still on the path.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from actors.errors import NoCompaction
+from actors.session.history import History
+from actors.session.prompt import SystemPrompt
+from actors.session.providers import settle
+from actors.session.status import Report, Status
+from compaction import CompactContext, CompactFunction, CompactResult, TokenCounter
+from storage.errors import InvalidArgument
+
+log = logging.getLogger("perdure.session")
+
+COMPACTION_SECONDS = 600.0
+"""A compaction function that has not answered by then has failed."""
+
+GROWTH = 0.1
+"""After a fruitless automatic run the estimate must grow by this part of the threshold before the next."""
+
+NOTE = "fruitless_compaction"
+
+
+class Compactor:
+    """The compaction of one session."""
+
+    def __init__(
+        self,
+        history: History,
+        prompt: SystemPrompt,
+        status: Status,
+        *,
+        function: CompactFunction | None,
+        threshold: float | None,
+        counter: TokenCounter | None,
+        on_error: Callable[[Exception], Any] | None,
+    ) -> None:
+        self._history = history
+        self._prompt = prompt
+        self._status = status
+        self._function = function
+        self._threshold = threshold
+        self._context = CompactContext(counter)
+        self._on_error = on_error
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._fruitless: int | None = None
+        self._is_note_read = False
+
+    @property
+    def is_automatic(self) -> bool:
+        return self._function is not None and self._threshold is not None
+
+    @property
+    def reports(self) -> bool:
+        """Whether anybody needs an estimate."""
+        return self._status.is_heard or self.is_automatic
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None or self._lock.locked()
+
+    async def run(self) -> CompactResult | None:
+        """Wait for a run that is going on, then run; None if nothing was folded or the function failed.
+
+        Raises NoCompaction, and what storing the summary or rendering the prompt raises.
+        """
+        if self._function is None:
+            raise NoCompaction()
+        async with self._lock:
+            before = await self._begin()
+            try:
+                result = await self._summarize()
+            except Exception as exc:
+                await self._end_failed(exc)
+                return None
+            try:
+                stored = await self._store(result)
+            except Exception as exc:
+                await self._end_failed(exc)
+                raise
+            await self._end(before, stored)
+            return stored
+
+    async def consider(self, report: Report) -> None:
+        """After an append: start a run in the background if the estimate asks for it."""
+        if report.error is not None:
+            await self.handle(report.error)
+            return
+        if self._threshold is None or self._function is None or self._task is not None:
+            return
+        if report.tokens <= self._threshold:
+            if self._is_note_read:
+                await self._remember(None)
+            return
+        fruitless = await self._last_fruitless()
+        if self._task is None and (fruitless is None or report.tokens >= fruitless + GROWTH * self._threshold):
+            self._task = asyncio.create_task(self._run_automatically(), name="session compaction")
+
+    async def settled(self) -> None:
+        """Return when no run is going on."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        if self._lock.locked():
+            async with self._lock:
+                pass
+
+    async def cancel(self) -> None:
+        """End an automatic run now; nothing of it is stored unless that has begun."""
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def handle(self, error: Exception) -> None:
+        """Give an error of automatic compaction to the user's handler; what that raises is only logged."""
+        if self._on_error is None:
+            return
+        try:
+            await settle(self._on_error(error))
+        except Exception:
+            log.warning("the handler of compaction errors failed", exc_info=True)
+
+    async def _run_automatically(self) -> None:
+        try:
+            async with self._lock:
+                await self._attempt()
+        except asyncio.CancelledError:
+            self._status.send_idle()
+            raise
+        except Exception:
+            log.exception("an automatic compaction failed")
+        finally:
+            self._task = None
+
+    async def _attempt(self) -> None:
+        before = await self._begin()
+        try:
+            stored = await self._store(await self._summarize())
+        except Exception as exc:
+            self._status.send_error(exc)
+            await self.handle(exc)
+            await self._status.report("idle")
+            await self._remember(before.tokens)
+            return
+        after = await self._end(before, stored)
+        if stored is None:
+            await self._remember(before.tokens)
+        else:
+            await self._remember(None if after.tokens < before.tokens else after.tokens)
+
+    async def _begin(self) -> Report:
+        return await self._status.report("compacting") if self.reports else Report(0)
+
+    async def _end(self, before: Report, stored: CompactResult | None) -> Report:
+        if not self.reports:
+            return Report(0)
+        return await self._status.report("idle", tokens_before=None if stored is None else before.tokens)
+
+    async def _end_failed(self, error: Exception) -> None:
+        self._status.send_error(error)
+        if self.reports:
+            await self._status.report("idle")
+
+    async def _summarize(self) -> CompactResult | None:
+        assert self._function is not None
+        messages = await self._history.get_history()
+        arguments = (messages, self._context) if _takes_context(self._function) else (messages,)
+        async with asyncio.timeout(COMPACTION_SECONDS):
+            return _result(await settle(self._function(*arguments)))
+
+    async def _store(self, result: CompactResult | None) -> CompactResult | None:
+        stored = None if result is None else await self._history.store_summary(result)
+        if stored is not None:
+            await self._prompt.refresh()
+        return stored
+
+    async def _last_fruitless(self) -> int | None:
+        if not self._is_note_read:
+            text = await self._history.get_note(NOTE)
+            self._fruitless = None if text is None else int(text)
+            self._is_note_read = True
+        return self._fruitless
+
+    async def _remember(self, fruitless: int | None) -> None:
+        if await self._last_fruitless() != fruitless:
+            await self._history.put_note(NOTE, None if fruitless is None else str(fruitless))
+            self._fruitless = fruitless
+
+
+def _takes_context(function: CompactFunction) -> bool:
+    """Whether it can be called with a second argument."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _result(value: Any) -> CompactResult | None:
+    if value is None or isinstance(value, CompactResult):
+        return value
+    try:
+        return CompactResult.model_validate(value)
+    except ValidationError as exc:
+        raise InvalidArgument(
+            "A compaction function must return None or an object with fromMessageId, toMessageId and summary."
+        ) from exc

@@ -1,0 +1,228 @@
+"""A session's message storage, whichever it is: the built-in provider by its fast ways, any other by the documented methods."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import orjson
+
+from actors.errors import NotSupported
+from actors.session.providers import settle
+from compaction import COMPACTION_PREFIX, CompactResult, is_compaction_message
+from compaction.overlays import Applied, place_overlay
+from storage import access, compactions, containing, leaves, message_tree, paths
+from storage.messages import AgentSessionProvider
+from storage.overlays import Overlay
+from storage.records import LATEST, Appended, JsonObject, Latest, encode
+from storage.tokens import estimate_message_tokens
+
+T = TypeVar("T")
+Rewrite = Callable[[JsonObject], JsonObject | None]
+"""The message as it should be, or None to leave it."""
+
+
+class History:
+    """Over any `SessionProvider`. An `Appended` tells whether something was stored and the tokens of the visible path."""
+
+    is_builtin = False
+
+    def __init__(self, provider: Any) -> None:
+        self.provider = provider
+
+    async def append(self, message: Any, parent_id: str | Latest | None) -> Appended:
+        plain, _ = encode(message)
+        known = await settle(self.provider.get_message(plain["id"])) is not None
+        arguments = () if parent_id is LATEST else (parent_id,)
+        await settle(self.provider.append_message(plain, *arguments))
+        return Appended(not known, 0 if known else await self.path_tokens())
+
+    async def update(self, message: Any) -> Appended:
+        plain, _ = encode(message)
+        await settle(self.provider.update_message(plain))
+        return Appended(True, await self.path_tokens())
+
+    async def delete(self, message_ids: list[str]) -> Appended:
+        await settle(self.provider.delete_messages(message_ids))
+        return Appended(True, await self.path_tokens())
+
+    async def clear(self) -> None:
+        await settle(self.provider.clear_messages())
+
+    async def path_tokens(self) -> int:
+        return estimate_message_tokens(await self.get_history())
+
+    async def get_history(self, leaf_id: str | None = None) -> list[JsonObject]:
+        return await settle(self.provider.get_history(leaf_id or None))  # type: ignore[no-any-return]
+
+    async def get_history_json(self, leaf_id: str | None = None) -> bytes:
+        return orjson.dumps(await self.get_history(leaf_id))
+
+    async def get_recent_history(self, max_content_bytes: float, min_recent_messages: float) -> Any:
+        if callable(getattr(self.provider, "get_recent_history", None)):
+            return await settle(self.provider.get_recent_history(max_content_bytes, min_recent_messages))
+        messages = await self.get_history()
+        size = sum(len(encode(message)[1].encode()) for message in messages)
+        return {"messages": messages, "truncated": False, "totalContentBytes": size}
+
+    async def get_history_row_stats(self) -> Any:
+        if callable(getattr(self.provider, "get_history_row_stats", None)):
+            return await settle(self.provider.get_history_row_stats())
+        return None
+
+    async def search(self, query: str, limit: int) -> Any:
+        if not callable(getattr(self.provider, "search_messages", None)):
+            raise NotSupported("This session's storage cannot search its messages.")
+        return await settle(self.provider.search_messages(query, limit))
+
+    async def store_summary(self, result: CompactResult) -> CompactResult | None:
+        """Store an overlay if its range can apply to the path as it is now; the range that it was given, or None."""
+        messages = await self.get_history()
+        order = {message["id"]: index for index, message in enumerate(messages)}
+        stored = {row["id"]: row for row in map(_plain, await settle(self.provider.get_compactions()))}
+        applied = [
+            Applied(_overlay(stored[message["id"].removeprefix(COMPACTION_PREFIX)]), index, index)
+            for index, message in enumerate(messages)
+            if is_compaction_message(message) and message["id"].removeprefix(COMPACTION_PREFIX) in stored
+        ]
+        placed = place_overlay(result.from_message_id, result.to_message_id, order.get, applied)
+        if placed is None:
+            return None
+        await settle(self.provider.add_compaction(result.summary, *placed))
+        return result.at(*placed)
+
+    async def tool_messages(self, name: str) -> list[JsonObject]:
+        """The messages of the path that may hold a call of a tool of this name."""
+        return await self.get_history()
+
+    async def rewrite(self, name: str, rewrite: Rewrite) -> Appended:
+        """Rewrite messages that may hold a call of a tool of this name, on every branch that can be reached."""
+        is_changed = False
+        for message in await self.get_history():
+            rewritten = None if is_compaction_message(message) else rewrite(message)
+            if rewritten is not None:
+                await settle(self.provider.update_message(rewritten))
+                is_changed = True
+        return Appended(is_changed, await self.path_tokens() if is_changed else 0)
+
+    async def get_note(self, key: str) -> str | None:
+        """A text that the session left for itself; other storage than the built-in keeps none."""
+        return None
+
+    async def take_note(self, key: str) -> str | None:
+        """`get_note`, and forget it."""
+        return None
+
+    async def put_note(self, key: str, text: str | None) -> None:
+        """Leave a text for a later awakening (None: remove it)."""
+
+
+class BuiltinHistory(History):
+    """Over `AgentSessionProvider`: every write is one operation of the database and costs the same whatever the history."""
+
+    is_builtin = True
+
+    def __init__(self, provider: AgentSessionProvider) -> None:
+        super().__init__(provider)
+        self._database = provider.database
+        self._session_id = provider.session_id
+
+    async def append(self, message: Any, parent_id: str | Latest | None) -> Appended:
+        appended: Appended = await self.provider.append_and_estimate(message, parent_id)
+        return appended
+
+    async def update(self, message: Any) -> Appended:
+        updated: Appended = await self.provider.update_and_estimate(message)
+        return updated
+
+    async def delete(self, message_ids: list[str]) -> Appended:
+        deleted: Appended = await self.provider.delete_and_estimate(message_ids)
+        return deleted
+
+    async def path_tokens(self) -> int:
+        tokens: int = await self.provider.path_tokens()
+        return tokens
+
+    async def get_history_json(self, leaf_id: str | None = None) -> bytes:
+        text: bytes = await self.provider.get_history_json(leaf_id)
+        return text
+
+    async def store_summary(self, result: CompactResult) -> CompactResult | None:
+        session_id = self._session_id
+
+        def store(connection: sqlite3.Connection) -> CompactResult | None:
+            leaf = leaves.latest(connection, session_id)
+            if leaf is None:
+                return None
+
+            def position(message_id: str) -> int | None:
+                seq = leaves.seq_of(connection, session_id, message_id)
+                return seq if seq is not None and paths.is_on_path(connection, seq, leaf.seq) else None
+
+            applied = compactions.applied(connection, session_id, leaf.seq)
+            placed = place_overlay(result.from_message_id, result.to_message_id, position, applied)
+            if placed is None:
+                return None
+            compactions.add(connection, session_id, result.summary, *placed)
+            return result.at(*placed)
+
+        return await self._write(store)
+
+    async def tool_messages(self, name: str) -> list[JsonObject]:
+        return await self._read(lambda connection: containing.on_path(connection, self._session_id, name))
+
+    async def rewrite(self, name: str, rewrite: Rewrite) -> Appended:
+        def work(connection: sqlite3.Connection) -> Appended:
+            is_changed = False
+            for message in containing.anywhere(connection, self._session_id, name):
+                rewritten = rewrite(message)
+                if rewritten is not None:
+                    message_tree.update(connection, self._session_id, rewritten)
+                    is_changed = True
+            return Appended(is_changed, message_tree.path_tokens(connection, self._session_id))
+
+        return await self._write(work)
+
+    async def get_note(self, key: str) -> str | None:
+        return await self._read(lambda connection: _get_note(connection, self._note(key)))
+
+    async def take_note(self, key: str) -> str | None:
+        text = await self.get_note(key)
+        if text is not None:
+            await self.put_note(key, None)
+        return text
+
+    async def put_note(self, key: str, text: str | None) -> None:
+        await self._write(lambda connection: _put_note(connection, self._note(key), text))
+
+    def _note(self, key: str) -> str:
+        return f"session:{self._session_id}:{key}"
+
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await access.read(self._database, work)
+
+    async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await access.write(self._database, work)
+
+
+def history_of(provider: Any) -> History:
+    return BuiltinHistory(provider) if isinstance(provider, AgentSessionProvider) else History(provider)
+
+
+def _get_note(connection: sqlite3.Connection, key: str) -> str | None:
+    row = connection.execute("SELECT value FROM perdure_state WHERE key = ?", (key,)).fetchone()
+    return None if row is None else row[0]
+
+
+def _put_note(connection: sqlite3.Connection, key: str, text: str | None) -> None:
+    if text is None:
+        connection.execute("DELETE FROM perdure_state WHERE key = ?", (key,))
+    else:
+        connection.execute("INSERT OR REPLACE INTO perdure_state (key, value) VALUES (?, ?)", (key, text))
+
+
+def _plain(row: Any) -> JsonObject:
+    return row if isinstance(row, dict) else row.model_dump(by_alias=True)
+
+
+def _overlay(row: JsonObject) -> Overlay:
+    return Overlay(0, row["id"], row["summary"], row["fromMessageId"], row["toMessageId"], row.get("createdAt", ""))

@@ -1,0 +1,95 @@
+"""What a session is made of: the seams for message storage and for context blocks, told apart by the methods they have."""
+
+import inspect
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkable
+
+from storage.records import LATEST, Latest
+
+T = TypeVar("T")
+MaybeAwaitable: TypeAlias = T | Awaitable[T]
+Json = dict[str, Any]
+
+
+class ContextProvider(Protocol):
+    """A read-only block. Every provider may also have ``init(label)``, called before its first use. Methods may be async."""
+
+    def get(self) -> MaybeAwaitable[str | None]: ...
+
+
+class WritableContextProvider(ContextProvider, Protocol):
+    """A block that is replaced as a whole."""
+
+    def set(self, content: str) -> MaybeAwaitable[None]: ...
+
+
+class SkillProvider(ContextProvider, Protocol):
+    """Documents loaded on demand. May also have ``set(key, content, description)``."""
+
+    def load(self, key: str) -> MaybeAwaitable[str | None]: ...
+
+
+class SearchProvider(ContextProvider, Protocol):
+    """Entries found by search. May also have ``set(key, content)``."""
+
+    def search(self, query: str) -> MaybeAwaitable[str | None]: ...
+
+
+@runtime_checkable
+class SessionProvider(Protocol):
+    """Message storage. May also have ``search_messages``, ``get_recent_history`` and ``get_history_row_stats``."""
+
+    async def get_message(self, id: str) -> Json | None: ...
+    async def get_history(self, leaf_id: str | None = None) -> list[Json]: ...
+    async def get_latest_leaf(self) -> Json | None: ...
+    async def get_branches(self, message_id: str) -> list[Json]: ...
+    async def get_path_length(self, leaf_id: str | None = None) -> int: ...
+    async def append_message(self, message: Any, parent_id: str | Latest | None = LATEST) -> None: ...
+    async def update_message(self, message: Any) -> None: ...
+    async def delete_messages(self, ids: list[str]) -> None: ...
+    async def clear_messages(self) -> None: ...
+    async def add_compaction(self, summary: str, from_id: str, to_id: str) -> Any: ...
+    async def get_compactions(self) -> list[Any]: ...
+
+
+class SqlProvider(Protocol):
+    """Anything that has a `Database`; if it also has ``broadcast(frame)``, the session tells its status there."""
+
+    @property
+    def database(self) -> Any: ...
+
+
+class TextProvider:
+    """A read-only block of fixed text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def get(self) -> str:
+        return self._text
+
+
+def is_writable_provider(provider: object) -> TypeGuard[WritableContextProvider]:
+    return _has(provider, "get", "set")
+
+
+def is_skill_provider(provider: object) -> TypeGuard[SkillProvider]:
+    return _has(provider, "get", "load")
+
+
+def is_search_provider(provider: object) -> TypeGuard[SearchProvider]:
+    return _has(provider, "get", "search")
+
+
+def is_keyed_provider(provider: object) -> bool:
+    """Whether it holds entries by key (skills, search) and not one text."""
+    return is_skill_provider(provider) or is_search_provider(provider)
+
+
+async def settle(value: Any) -> Any:
+    """The value of a call that may be async; does not yield to the loop if it was not."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def _has(provider: object, *names: str) -> bool:
+    return all(callable(getattr(provider, name, None)) for name in names)
