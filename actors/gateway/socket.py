@@ -174,10 +174,12 @@ class Socket:
         self._start_close()
 
     def _abort_within(self, seconds: float) -> None:
+        """An earlier end that was set before stays. (The library's own close waits without limit for a full buffer.)"""
+        loop = self.wire.loop
         if self._abort is not None:
+            seconds = min(seconds, self._abort.when() - loop.time())
             self._abort.cancel()
-        # The library's own close waits without limit for a full buffer to drain.
-        self._abort = self.wire.loop.call_later(seconds, self.wire.transport.abort)
+        self._abort = loop.call_later(seconds, self.wire.transport.abort)
 
     def _start_close(self) -> None:
         if self._close_task is None and self._closing is not None:
@@ -208,6 +210,7 @@ class Socket:
                 last_size = size
                 if stalled >= timing.stall_seconds:
                     self.shed("nothing was read")
+                    return
                 continue
             stalled, last_size = 0.0, 0
             if self.wire.transport.is_reading() and not await self._is_alive():
