@@ -10,7 +10,7 @@ import orjson
 
 from actors.rpc import rpc
 from actors.session import Session
-from storage.records import LATEST
+from storage.records import LATEST, Latest
 
 Json = dict[str, Any]
 
@@ -23,7 +23,7 @@ class SessionMethods:
     # ---- messages ---------------------------------------------------------------------------------------------
 
     @rpc(verb="append", single=True)
-    async def append_message(self, message: dict[str, Any], parent_id: str | None = LATEST) -> None:
+    async def append_message(self, message: dict[str, Any], parent_id: str | Latest | None = LATEST) -> None:
         await self.session.append_message(message, parent_id)
 
     @rpc(single=True)

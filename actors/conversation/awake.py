@@ -9,7 +9,9 @@ Guarantees:
 """
 
 import asyncio
+import contextlib
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
@@ -47,10 +49,12 @@ from actors.conversation.json_text import decode, encode
 from actors.errors import Busy, NotMine, ReadOnlyConnection
 from actors.rpc import RpcMethod
 from actors.settings import Settings
+from storage import message_tree, schema
 from storage.checkpoints import (
     CheckpointStore,
     ConversationKey,
     OpenedConversation,
+    StorageOptions,
     close_conversation,
     open_conversation,
 )
@@ -81,7 +85,15 @@ class AwakeConversation:
 
         Raises StoreUnavailable, Damaged or what the agent's own start raises; nothing is held then.
         """
-        opened = await open_conversation(store, key, work_dir, node=node, settings=settings, on_lost=on_lost)
+        opened = await open_conversation(
+            store,
+            key,
+            work_dir,
+            node=node,
+            options=StorageOptions.of(settings),
+            prepare=schema.migrate,
+            on_lost=on_lost,
+        )
         try:
             conversation = cls(key, agent_class, opened, settings, emit)
             await conversation._start()
@@ -115,6 +127,7 @@ class AwakeConversation:
     async def _start(self) -> None:
         text = await self._opened.database.read(_read_state)
         self._state = self._agent.initial_state if text is None else decode(text.encode())
+        await self._agent.session.resume()
         await self._agent.on_start()
 
     @property
@@ -360,27 +373,45 @@ class AwakeConversation:
     async def hibernate(self) -> None:
         """Finish what runs (at most ``drain_seconds``, then its outcome is unknown), write CLOSE, let go of everything.
 
-        Raises Fenced or StoreUnavailable when CLOSE could not be written: everything acknowledged is in the store all the
-        same, and the local file must not be used again.
+        Raises why CLOSE could not be written (Fenced, StoreUnavailable): everything acknowledged is in the store all the
+        same, and everything local has been let go.
         """
         self._is_closing = True
-        running = self._calls | self._hooks | set(self._joining.values())
-        if running:
-            _, late = await asyncio.wait(running, timeout=self._settings.drain_seconds)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=1.0)
-        await self._agent.session.cancel_compaction()
-        await close_conversation(self._opened)
+        try:
+            await self._finish()
+        finally:
+            problem = await close_conversation(self._opened)
+        if problem is not None:
+            raise problem
+
+    async def _finish(self) -> None:
+        session = self._agent.session
+        settling = asyncio.create_task(session.settled())
+        running = {*self._calls, *self._hooks, *self._joining.values(), settling}
+        _, late = await asyncio.wait(running, timeout=self._settings.drain_seconds)
+        for task in late:
+            task.cancel()
+        if late:
+            await session.cancel_compaction()
+            await asyncio.wait(late, timeout=1.0)
+        if self._opened.is_claimed and not self._opened.database.is_lost:
+            with contextlib.suppress(StorageError):  # a hint and what only memory held: neither is a promise
+                await session.hibernate()
+                messages, tokens = await self._opened.database.read(_count)
+                self._opened.tell(messages=messages, tokens=tokens)
 
 
-def _read_state(connection: Any) -> str | None:
+def _count(connection: sqlite3.Connection) -> tuple[int, int]:
+    (messages,) = connection.execute("SELECT count(*) FROM assistant_messages").fetchone()
+    return messages, message_tree.path_tokens(connection, "")
+
+
+def _read_state(connection: sqlite3.Connection) -> str | None:
     row = connection.execute("SELECT value FROM perdure_state WHERE key = ?", (STATE_KEY,)).fetchone()
     return None if row is None else row[0]
 
 
-def _write_state(connection: Any, text: str) -> None:
+def _write_state(connection: sqlite3.Connection, text: str) -> None:
     connection.execute(
         "INSERT INTO perdure_state(key, value) VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
         (STATE_KEY, text),
