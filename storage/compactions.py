@@ -123,7 +123,7 @@ def pieces(path: Iterable[Range], applying: Iterable[Applied]) -> Iterator[Range
                     yield first, item.start - 1
                 yield item
                 shown = True
-            first = max(first, item.end + 1)
+            first = item.end + 1
             if item.end <= last:
                 item, shown = next(waiting, None), False
 

@@ -2,7 +2,9 @@
 
 import math
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import orjson
 
@@ -13,12 +15,15 @@ from storage.overlays import Applied, overlay_message
 from storage.paths import Range
 from storage.records import JsonObject, clean, decode
 
+_SPLICE: Final = 256
+_IN_ORDER: Final = "FROM (SELECT content FROM assistant_messages WHERE seq BETWEEN ? AND ? ORDER BY seq)"
+
 
 @dataclass(frozen=True, slots=True)
 class RecentRows:
-    """JSON texts of the newest messages, whether older ones were left out, and the size of the whole path."""
+    """The newest messages as JSON text of an array, whether older ones were left out, and the size of the whole path."""
 
-    texts: list[bytes]
+    json: bytes
     truncated: bool
     total_bytes: int
 
@@ -51,16 +56,16 @@ def branches(connection: sqlite3.Connection, session_id: str, message_id: str) -
     return [decode(content) for (content,) in contents]
 
 
-def texts(connection: sqlite3.Connection, session_id: str, leaf_id: str | None = None) -> list[bytes]:
-    """The JSON texts of what is visible on the path to a leaf, from the root. None or "" is the latest leaf."""
+def visible_json(connection: sqlite3.Connection, session_id: str, leaf_id: str | None = None) -> bytes:
+    """What is visible on the path to a leaf, from the root, as JSON text. None or "" is the latest leaf."""
     leaf = leaf_seq(connection, session_id, leaf_id)
-    return _visible_texts(connection, session_id, leaf, paths.ranges(connection, leaf))
+    return _visible_json(connection, session_id, leaf, paths.ranges(connection, leaf))
 
 
-def raw_texts(connection: sqlite3.Connection, session_id: str, leaf_id: str | None = None) -> list[bytes]:
-    """The JSON texts of all messages on the path, as if there were no overlays."""
+def raw_json(connection: sqlite3.Connection, session_id: str, leaf_id: str | None = None) -> bytes:
+    """All messages on the path, as if there were no overlays, as JSON text."""
     path = paths.ranges(connection, leaf_seq(connection, session_id, leaf_id))
-    return [text for part in path for text in _texts_of(connection, part)]
+    return _array([text for part in path for text in _texts_of(connection, part)])
 
 
 def path_length(connection: sqlite3.Connection, session_id: str, leaf_id: str | None = None) -> int:
@@ -86,18 +91,13 @@ def recent(
     """The longest run of newest messages whose size fits the budget, at least so many; overlays apply within it."""
     leaf = leaves.latest(connection, session_id)
     if leaf is None:
-        return RecentRows([], False, 0)
+        return RecentRows(b"[]", False, 0)
     budget = _whole(max_content_bytes, "max_content_bytes")
     least = max(1, _whole(min_recent_messages, "min_recent_messages"))
     window = _newest(connection, leaf.seq, budget, least)
     count = sum(last - first + 1 for first, last in window)
-    found = _visible_texts(connection, session_id, leaf.seq, window)
+    found = _visible_json(connection, session_id, leaf.seq, window)
     return RecentRows(found, count < leaf.sums.count, leaf.sums.bytes)
-
-
-def array(items: list[bytes]) -> bytes:
-    """JSON texts as the text of one array."""
-    return b"[" + b",".join(items) + b"]"
 
 
 def _newest(connection: sqlite3.Connection, leaf: int, budget: int, least: int) -> list[Range]:
@@ -118,23 +118,37 @@ def _newest(connection: sqlite3.Connection, leaf: int, budget: int, least: int) 
     return window[::-1]
 
 
-def _visible_texts(connection: sqlite3.Connection, session_id: str, leaf: int | None, path: list[Range]) -> list[bytes]:
+def _visible_json(connection: sqlite3.Connection, session_id: str, leaf: int | None, path: list[Range]) -> bytes:
     """What is visible of `path`, which is the end of the path to `leaf`, or all of it."""
-    if not path:
-        return []
-    applying = applied(connection, session_id, leaf, since=path[0][0])
     result: list[bytes] = []
+    applying = applied(connection, session_id, leaf, since=path[0][0]) if path else []
     for piece in pieces(path, applying):
         if isinstance(piece, Applied):
             result.append(orjson.dumps(overlay_message(piece.overlay)))
         else:
             result += _texts_of(connection, piece)
-    return result
+    return _array(result)
 
 
-def _texts_of(connection: sqlite3.Connection, part: Range) -> list[bytes]:
-    query = "SELECT CAST(content AS BLOB) FROM assistant_messages WHERE seq BETWEEN ? AND ? ORDER BY seq"
-    return [content for (content,) in connection.execute(query, part)]
+def _texts_of(connection: sqlite3.Connection, part: Range) -> Iterator[bytes]:
+    """The messages of a range as JSON texts, each of up to `_SPLICE` messages with commas between them."""
+    first, last = part
+    for start in range(first, last + 1, _SPLICE):
+        chunk = start, min(start + _SPLICE - 1, last)
+        try:
+            yield connection.execute(f"SELECT CAST(group_concat(content) AS BLOB) {_IN_ORDER}", chunk).fetchone()[0]
+        except sqlite3.DataError:  # together they are longer than SQLite's longest text
+            for (text,) in connection.execute(f"SELECT CAST(content AS BLOB) {_IN_ORDER}", chunk):
+                yield text
+
+
+def _array(texts: list[bytes]) -> bytes:
+    """JSON texts as the text of one array, copied once."""
+    if not texts:
+        return b"[]"
+    texts[0] = b"[" + texts[0]
+    texts[-1] += b"]"
+    return b",".join(texts)
 
 
 def leaf_seq(connection: sqlite3.Connection, session_id: str, leaf_id: str | None) -> int | None:

@@ -59,12 +59,12 @@ class AgentSessionProvider:
 
     async def get_history_json(self, leaf_id: str | None = None) -> bytes:
         """`get_history` as JSON text."""
-        return await self._read(lambda connection: history.array(history.texts(connection, self.session_id, leaf_id)))
+        return await self._read(lambda connection: history.visible_json(connection, self.session_id, leaf_id))
 
     async def get_raw_history(self, leaf_id: str | None = None) -> list[JsonObject]:
         """All messages of the path, as if there were no overlays."""
-        work: Work[bytes] = lambda connection: history.array(history.raw_texts(connection, self.session_id, leaf_id))  # noqa: E731
-        result: list[JsonObject] = orjson.loads(await self._read(work))
+        text = await self._read(lambda connection: history.raw_json(connection, self.session_id, leaf_id))
+        result: list[JsonObject] = orjson.loads(text)
         return result
 
     async def get_latest_leaf(self) -> JsonObject | None:
@@ -170,11 +170,8 @@ class AgentSessionProvider:
             lambda connection: history.recent(connection, self.session_id, max_content_bytes, min_recent_messages)
         )
         truncated = b"true" if found.truncated else b"false"
-        return b'{"messages":%b,"truncated":%b,"totalContentBytes":%d}' % (
-            history.array(found.texts),
-            truncated,
-            found.total_bytes,
-        )
+        tail = b',"truncated":%b,"totalContentBytes":%d}' % (truncated, found.total_bytes)
+        return b'{"messages":' + found.json + tail
 
     async def get_history_row_stats(self) -> list[JsonObject]:
         """Id, role and size of every message from the root to the latest leaf."""
