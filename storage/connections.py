@@ -46,9 +46,9 @@ def _create_private(path: Path) -> None:
 def _prepare(connection: sqlite3.Connection, path: Path, *, is_replicated: bool, max_bytes: int | None) -> None:
     try:
         connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        connection.execute(f"PRAGMA synchronous={'OFF' if is_replicated else 'FULL'}")  # first: the next ones may sync
         connection.execute(f"PRAGMA page_size={PAGE_SIZE}")
         journal_mode = _switch_to_wal(connection)
-        connection.execute(f"PRAGMA synchronous={'OFF' if is_replicated else 'FULL'}")
         # SQLite 3.40 writes logs that lose commits when a savepoint is rolled back after the cache has spilled
         connection.execute("PRAGMA cache_spill=OFF")
         connection.execute("PRAGMA foreign_keys=ON")

@@ -13,7 +13,6 @@ This module is the only one that imports aiosqlite.
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 import sqlite3
@@ -71,6 +70,7 @@ class Database:
         self._stale_reads: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._is_released = False
+        self._is_ended = False  # the file is closed
         self._down: StoreUnavailable | None = None
         self._lost: StorageError | None = None
         self._beat_handle: asyncio.TimerHandle | None = None
@@ -359,6 +359,7 @@ class Database:
         assert self._reader is not None
         self._reader.close()
         self._replicator.closing(self._raw)
+        self._end_in_thread(True)
 
     async def _release(self, *, cleanly: bool) -> None:
         """Close everything, in the database's thread. Gives up waiting when that thread hangs in the store."""
@@ -376,12 +377,18 @@ class Database:
             ending.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _end(self, cleanly: bool) -> None:
-        with contextlib.suppress(Exception):
-            await self._in_thread(self._end_in_thread, cleanly)
-        with contextlib.suppress(Exception):
-            await self._connection.close()
+        try:
+            if not self._is_ended:
+                await self._in_thread(self._end_in_thread, cleanly)
+        except Exception:
+            log.exception("closing the file failed")
+        finally:
+            stopped = self._connection.stop()
+            if stopped is not None:
+                await stopped
 
     def _end_in_thread(self, cleanly: bool) -> None:
+        self._is_ended = True
         if self._reader is not None:
             self._reader.close()
         self._raw.close()

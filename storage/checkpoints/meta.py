@@ -1,13 +1,14 @@
 """The hint beside each conversation's log: what ``perdure ls`` shows without reading the log. Never used for safety."""
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from storage.checkpoints.keys import ConversationKey
 from storage.checkpoints.store import CheckpointStore, NotFound
+
+_SIZE_STEP = 512  # a hint that keeps its size is cheap to replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ def write_meta(
         messages=facts.get("messages", before.messages if before else None),
         tokens=facts.get("tokens", before.tokens if before else None),
     )
-    store.put_hint(meta_key(key), orjson.dumps(asdict(meta)))
+    text = json.dumps({name: getattr(meta, name) for name in Meta.__slots__}).encode()  # a name is any text
+    store.put_hint(meta_key(key), text.ljust(-(-len(text) // _SIZE_STEP) * _SIZE_STEP))
 
 
 def read_meta(store: CheckpointStore, key: ConversationKey) -> Meta | None:
@@ -67,6 +69,6 @@ def list_conversations(store: CheckpointStore) -> Iterator[Meta]:
 
 def _load(store: CheckpointStore, key: str) -> Meta | None:
     try:
-        return Meta(**orjson.loads(store.get(key)))
+        return Meta(**json.loads(store.get(key)))
     except (NotFound, ValueError, TypeError):
         return None

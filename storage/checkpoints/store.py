@@ -53,7 +53,7 @@ class CheckpointStore(Protocol):
         """Remove an object; nothing happens when it is not there."""
 
     def put_hint(self, key: str, data: bytes) -> None:
-        """Create or replace an object atomically; it may be lost with the power. For hints only, never for safety."""
+        """Create or replace an object; it may be lost with the power. For hints only, never for safety."""
 
     def close(self) -> None: ...
 

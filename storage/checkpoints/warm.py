@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -83,7 +83,7 @@ class LocalFile:
         # a half-written one after a kill is not readable, and then the file is not used
         descriptor = os.open(self.folder / _CLEAN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(orjson.dumps(asdict(clean)))
+            file.write(orjson.dumps(clean))
         os.rename(self.path, self.folder / _WARM)
 
     def drop(self) -> None:
