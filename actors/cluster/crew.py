@@ -68,7 +68,10 @@ class _Start:
 
 
 class Crew:
-    """Who there is to hold conversations. ``changed`` is called when a spare has come or a start may be tried again."""
+    """Who there is to hold conversations.
+
+    ``changed`` is called when a start may be tried again, ``killed`` with the room whose actor is being killed.
+    """
 
     def __init__(
         self,
@@ -78,12 +81,14 @@ class Crew:
         hang_seconds: float,
         start_seconds: float,
         changed: Callable[[], None],
+        killed: Callable[[Room], None],
     ) -> None:
         self._source = source
         self._clock = clock
         self._hang_seconds = hang_seconds
         self._start_seconds = start_seconds
         self._changed = changed
+        self._killed = killed
         self._actors: dict[Lane, Actor] = {}
         self._spares: list[Actor] = []  # the warmest last
         self._start: _Start | None = None
@@ -106,6 +111,11 @@ class Crew:
     @property
     def spares(self) -> int:
         return len(self._spares)
+
+    @property
+    def leaving(self) -> int:
+        """How many are on their way out; each ends, or is killed, in time."""
+        return sum(actor.state is ActorState.LEAVING for actor in self._actors.values())
 
     @property
     def is_starting(self) -> bool:
@@ -240,6 +250,8 @@ class Crew:
         if actor.pulse is not None:
             actor.pulse.stop()
         self._source.kill(actor.pid)
+        if actor.room is not None:
+            self._killed(actor.room)
 
     def ended(self, lane: Lane, error: Exception | None) -> Actor | None:
         """Its process is dead. Returns it, with the room that it held."""

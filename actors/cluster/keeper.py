@@ -76,6 +76,7 @@ class Keeper:
             hang_seconds=settings.hang_seconds,
             start_seconds=settings.start_seconds,
             changed=self._changed,
+            killed=lambda room: self._life.killed(room),
         )
         self._life = Life(
             self._rooms,

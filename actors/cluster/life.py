@@ -26,7 +26,8 @@ MAX_NEW_WAKES = 3
 """So often a wake whose actor died is tried again with another one."""
 ACQUIRED_SECONDS = 0.05
 """An actor that a Python caller was just given is not asked to sleep before this, or its call would often come too late."""
-PATIENCE_SECONDS = 0.1
+PATIENCE_SECONDS = 0.5
+"""So long a conversation that has to give way waits for its outstanding replies; what takes longer is a long call."""
 FIRST_STAY_SECONDS = 0.1
 LAST_STAY_SECONDS = 5.0
 """How long a conversation that had to stay is left alone; it doubles from the first to the last."""
@@ -285,14 +286,17 @@ class Life:
         self._crew.release(actor, is_spare_ok=is_spare_ok)
         self.lease_ended(room)
 
-    def taken_over(self, room: Room) -> None:
-        """`Lost`: the room waits for the end of that actor, since only then its file may be used again."""
+    def killed(self, room: Room) -> None:
+        """Its actor is being killed: the room waits for the end of it, since only then its file may be used again."""
         self._lose_patience(room)
         room.is_forced = True
         if room.state is not RoomState.WAKING:
             self._rooms.move(room, RoomState.HIBERNATING)
-        self._crew.kill(self._actor(room), "its conversation was taken over")  # it has said all that it had to say
         self._want()
+
+    def taken_over(self, room: Room) -> None:
+        """`Lost`: its actor has said all that it had to say."""
+        self._crew.kill(self._actor(room), "its conversation was taken over")
 
     def lease_ended(self, room: Room) -> None:
         """No actor holds it any more. What was sent and is unanswered stays unknown; the rest waits for the next wake."""

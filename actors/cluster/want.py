@@ -8,13 +8,14 @@ from actors.cluster.rooms import Rooms, RoomState
 from actors.settings import Settings
 
 _LEAVING = (RoomState.DRAINING, RoomState.HIBERNATING)
-_USING = (RoomState.WAKING, RoomState.AWAKE)
+_USING = (RoomState.WAKING, RoomState.AWAKE, RoomState.DRAINING)
 
 
 class Want:
     """Called after every transition. It keeps no number: it looks at the rooms and the crew as they are now.
 
-    At most ``max_awake`` conversations wake or are awake; there are at most so many actors and the spares besides.
+    At most ``max_awake`` conversations are awake, not counting those that have been asked to sleep: the next one wakes
+    on a spare meanwhile. There are at most so many actors, and the spares besides.
     """
 
     def __init__(self, rooms: Rooms, crew: Crew, life: Life, clock: Clock, settings: Settings) -> None:
@@ -79,8 +80,9 @@ class Want:
         waiting = self._rooms.count(RoomState.WAITING)
         wanted = 0
         if waiting:
-            coming = self._crew.spares + self._rooms.count(*_LEAVING)
-            wanted = max(waiting - self._free(), waiting - coming, 0)
+            places = self._free() + self._rooms.count(RoomState.DRAINING)
+            actors = self._crew.spares + self._rooms.count(*_LEAVING)
+            wanted = max(waiting - min(places, actors), 0)
         now = self._clock.time()
         if not wanted and self._idle_at is not None and now < self._idle_at:
             return self._idle_at
@@ -125,6 +127,7 @@ class Want:
             self._rooms.count(RoomState.WAKING, *_LEAVING) > 0
             or self._crew.is_starting
             or self._crew.is_pausing
+            or self._crew.leaving > 0
             or self._timer is not None
             or any(room.is_busy() or room.owed for room in self._rooms.among(RoomState.AWAKE))
         )
