@@ -20,3 +20,9 @@ class GaveUp(ServerError):
     """It ran, and cannot go on: the gateway keeps dying, or Ray is gone."""
 
     code = "gave_up"
+
+
+class NotServed(ServerError):
+    """A handle found no gateway: nothing of ours runs on this cluster, or it was stopped."""
+
+    code = "not_served"

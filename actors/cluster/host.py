@@ -21,6 +21,8 @@ from storage.errors import Damaged, Fenced, StorageError
 
 logger = logging.getLogger("perdure.actor")
 
+RETIRE_SECONDS = 1.0
+
 
 class Held(Protocol):
     """What a host needs of an awake conversation (`AwakeConversation` has it)."""
@@ -66,6 +68,8 @@ class ConversationHost:
         self._stays: dict[ConversationKey, _Stay] = {}  # at most one, until a mode that holds several
         self._work: set[asyncio.Task[None]] = set()
         self._lane: LaneConnection | None = None
+        self._has_callers = False  # Python handles know this process
+        self._is_retired = False  # it holds nothing, and nothing will come
 
     async def connect(self, path: str, pid: int, token: str) -> None:
         """Connect to the keeper's socket and say who we are."""
@@ -77,10 +81,16 @@ class ConversationHost:
 
     async def call(self, key: ConversationKey, lease: int, method: str, arguments: list[Any]) -> bytes | None:
         """A call of a Python handle. `NotMine` (certainly not executed) unless this very lease is held and stays."""
+        self._has_callers = True
         stay = self._stays.get(key)
         if stay is None or stay.lease != lease or stay.conversation is None or stay.is_leaving:
             raise NotMine()
         return await stay.tenancy.spawn(stay.conversation.call(method, arguments))
+
+    def holds(self, key: ConversationKey, lease: int) -> bool:
+        """Whether a `call` now would be served."""
+        stay = self._stays.get(key)
+        return stay is not None and stay.lease == lease and stay.conversation is not None and not stay.is_leaving
 
     # ---- the lane (LaneOwner)
 
@@ -99,7 +109,11 @@ class ConversationHost:
         pass  # a host never waits for its lane: what it has to send is bounded by what it was asked
 
     def ended(self, lane: LaneConnection, error: Exception | None) -> None:
-        self._end(0 if error is None else 1)
+        if self._is_retired and self._has_callers and error is None:
+            # Handles that are on their way here hear "not mine" and not that the outcome of their call is unknown.
+            asyncio.get_running_loop().call_later(RETIRE_SECONDS, self._end, 0)
+        else:
+            self._end(0 if error is None else 1)
 
     # ---- what comes in
 
@@ -201,6 +215,7 @@ class ConversationHost:
         logger.info("asleep: %s (lease %d)", stay.key.digest[:12], stay.lease)
         lane.send(stay.lease, Asleep(is_spare_ok))
         if not is_spare_ok:
+            self._is_retired = True
             lane.close()  # its end ends this process
 
     async def _drop(self, stay: _Stay) -> bool:

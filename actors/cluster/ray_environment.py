@@ -18,7 +18,7 @@ from actors.cluster.errors import CannotStart
 from actors.cluster.placement import NAMESPACE
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing of ours goes there; 75 MiB is the least that Ray takes
-_LONGEST_TEMP = 40  # Ray's sockets lie ~60 characters deeper and must stay below 108
+_LONGEST_TEMP = 24  # Ray's sockets lie ~80 characters deeper and must stay below 108
 
 
 def common_variables() -> dict[str, str]:
@@ -88,9 +88,9 @@ def token_file(data: Path) -> Path:
 
 
 def temp_root() -> Path:
-    """A short folder of this user alone, below which Ray makes a session folder (world-writable, 0777) per start."""
+    """A short folder of this user alone. Ray makes everything below it world-writable, and the folder it is given too."""
     base = Path(tempfile.gettempdir())
-    if len(str(base)) > _LONGEST_TEMP - 16:
+    if len(str(base)) > _LONGEST_TEMP:
         base = Path("/tmp")
     path = base / f"perdure-{os.getuid()}"
     try:
@@ -100,8 +100,15 @@ def temp_root() -> Path:
     except OSError as exc:
         raise CannotStart(f"The folder {path} for Ray's sockets cannot be made: {exc.strerror}.") from exc
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-        return path
-    return Path(tempfile.mkdtemp(prefix="perdure-", dir=base))  # somebody else's: take one that nobody can foresee
+        return _inner(path)
+    # Somebody else's: take one that nobody can foresee.
+    return _inner(Path(tempfile.mkdtemp(prefix="perdure-", dir=base)))
+
+
+def _inner(private: Path) -> Path:
+    inner = private / "r"
+    inner.mkdir(exist_ok=True)
+    return inner
 
 
 def remove_dead_sessions(root: Path) -> None:

@@ -144,7 +144,10 @@ class _Child:
             else:
                 self._end_rest()
 
-        before = {n: signal.getsignal(n) for n in _SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
+        # A shell starts background commands with SIGINT ignored, `nohup` with SIGHUP: only the second was meant.
+        before = {n: signal.getsignal(n) for n in _SIGNALS}
+        if before[signal.SIGHUP] is signal.SIG_IGN:
+            del before[signal.SIGHUP]
         for number in before:
             signal.signal(number, handle)
         try:
