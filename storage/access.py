@@ -49,16 +49,19 @@ async def read(database: Database, work: Work[T]) -> T:
     return result[0]
 
 
-async def write(database: Database, work: Work[T]) -> T:
-    """Run `work(connection)` as a write; the first one makes the tables, in the same transaction."""
+async def write(database: Database, work: Work[T], *, size: int = 0) -> T:
+    """Run `work(connection)` as a write; the first one makes the tables, in the same transaction.
+
+    ``size``: about how many bytes it holds while it waits.
+    """
     if database.is_migrated:
-        return await database.write(work)
+        return await database.write(work, size=size)
 
     def migrate_first(connection: sqlite3.Connection) -> T:
         schema.migrate(connection)
         return work(connection)
 
-    result = await database.write(migrate_first)
+    result = await database.write(migrate_first, size=size)
     database.is_migrated = True
     return result
 

@@ -34,19 +34,6 @@ def add(connection: sqlite3.Connection, session_id: str, summary: str, from_id: 
     return record(Overlay(*row))
 
 
-def add_if_valid(
-    connection: sqlite3.Connection, session_id: str, summary: str, from_id: str, to_id: str
-) -> JsonObject | None:
-    """Store an overlay only if both ends are on the path to the latest leaf, in order; else None, and nothing changes."""
-    leaf = leaves.latest(connection, session_id)
-    first, last = (leaves.seq_of(connection, session_id, clean(end)) for end in (from_id, to_id))
-    if leaf is None or first is None or last is None or first > last:
-        return None
-    if not (paths.is_on_path(connection, last, leaf.seq) and paths.is_on_path(connection, first, last)):
-        return None
-    return add(connection, session_id, summary, from_id, to_id)
-
-
 def stored(connection: sqlite3.Connection, session_id: str) -> list[Overlay]:
     """All overlays of a session, oldest first."""
     query = f"SELECT {_COLUMNS} FROM assistant_compactions WHERE session_id = ? ORDER BY seq"

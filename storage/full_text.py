@@ -7,9 +7,10 @@ a row that is indexed changes or goes, `forget` or `replacing` does that, in the
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
+from storage import schema
 from storage.errors import CorruptDatabase, InvalidArgument
 from storage.message_text import message_text
 from storage.records import JsonObject, decode
@@ -18,7 +19,11 @@ from storage.search_words import fold, match_expression
 BATCH: Final = 64
 """After so many appends the index is brought up to date in the background, so that a search never has much to catch up."""
 
+MOST: Final = 512
+"""So many are indexed in one write, which takes some tens of milliseconds."""
+
 _POSITION: Final = "fts_position"
+_UNINDEXED: Final = "SELECT seq, CAST(content AS BLOB) FROM assistant_messages WHERE seq > ? ORDER BY seq LIMIT ?"
 
 
 def position(connection: sqlite3.Connection) -> int:
@@ -27,18 +32,18 @@ def position(connection: sqlite3.Connection) -> int:
     return int(row[0]) if row else 0
 
 
-def is_behind(connection: sqlite3.Connection) -> bool:
+def missing(connection: sqlite3.Connection) -> int:
+    """How many messages, at most, are not indexed yet."""
     (newest,) = connection.execute("SELECT max(seq) FROM assistant_messages").fetchone()
-    return newest is not None and newest > position(connection)
+    return max(0, (newest or 0) - position(connection))
 
 
 def catch_up(connection: sqlite3.Connection, at_most: int | None = None) -> None:
-    """Index what has been appended since; with `at_most`, the oldest so many of it."""
-    query = "SELECT seq, CAST(content AS BLOB) FROM assistant_messages WHERE seq > ? ORDER BY seq LIMIT ?"
+    """Index what has been appended since; with `at_most`, the oldest so many of it. Raises as `search` does."""
     last = None
-    rows = connection.execute(query, (position(connection), -1 if at_most is None else at_most))
-    for last, content in rows:
-        _add(connection, last, content)
+    with readable_index():
+        for last, content in connection.execute(_UNINDEXED, (position(connection), -1 if at_most is None else at_most)):
+            _add(connection, last, content)
     if last is not None:
         _set_position(connection, last)
 
@@ -79,7 +84,7 @@ def lower_position(connection: sqlite3.Connection) -> None:
         _set_position(connection, newest or 0)
 
 
-def search(connection: sqlite3.Connection, session_id: str, query: str, limit: int = 20) -> list[JsonObject]:
+def search(connection: sqlite3.Connection, session_id: str, query: str, limit: float = 20) -> list[JsonObject]:
     """The messages of a session that contain every word of `query`, best first, ties in the order of insertion.
 
     The index must be up to date. Raises InvalidArgument for a bad limit, CorruptDatabase if the index cannot be read.
@@ -91,9 +96,30 @@ def search(connection: sqlite3.Connection, session_id: str, query: str, limit: i
     statement = """SELECT CAST(m.content AS BLOB), m.created_at
                    FROM assistant_fts AS f JOIN assistant_messages AS m ON m.seq = f.rowid
                    WHERE f.assistant_fts MATCH ? AND m.session_id = ? ORDER BY f.rank, f.rowid LIMIT ?"""
-    with readable_index(connection):
+    with readable_index():
         rows = connection.execute(statement, (expression, session_id, count)).fetchall()
     return [_result(decode(content), created_at) for content, created_at in rows]
+
+
+def search_unwritten(
+    connection: sqlite3.Connection, session_id: str, query: str, limit: float = 20
+) -> list[JsonObject]:
+    """`search` where nothing can be written: what is not indexed yet is indexed in memory, and found after the rest."""
+    found = search(connection, session_id, query, limit)
+    with closing(schema.empty()) as scratch:
+        rows = connection.execute(_UNINDEXED, (position(connection), -1))
+        contents = {seq: content for seq, content in rows}
+        for seq, content in contents.items():
+            _add(scratch, seq, content)
+        statement = "SELECT rowid FROM assistant_fts WHERE assistant_fts MATCH ? ORDER BY rank, rowid"
+        expression = match_expression(query)
+        hits = [seq for (seq,) in scratch.execute(statement, (expression,))] if expression else []
+    statement = "SELECT created_at FROM assistant_messages WHERE seq = ? AND session_id = ?"
+    for seq in hits:
+        row = connection.execute(statement, (seq, session_id)).fetchone()
+        if row:
+            found.append(_result(decode(contents[seq]), row[0]))
+    return found[: whole_limit(limit)]
 
 
 def whole_limit(limit: float) -> int:
@@ -104,7 +130,7 @@ def whole_limit(limit: float) -> int:
 
 
 @contextmanager
-def readable_index(connection: sqlite3.Connection) -> Iterator[None]:
+def readable_index() -> Iterator[None]:
     """An index that cannot be read is an error, never an empty result."""
     try:
         yield

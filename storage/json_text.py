@@ -81,6 +81,8 @@ def javascript_json(value: Any) -> str:
 def _javascript_number(value: float) -> str:
     if not math.isfinite(value):
         return "null"
+    if value == 0:
+        return "0"
     if value.is_integer() and abs(value) < 1e21:
         return _digits(value)
     text = repr(value)

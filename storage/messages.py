@@ -16,7 +16,7 @@ import orjson
 from storage import compactions, full_text, history
 from storage.access import Owner, Work, database_of, read, write
 from storage.compactions import add as add_compaction
-from storage.errors import StorageError
+from storage.errors import StorageError, StoreUnavailable
 from storage.message_tree import Parent, Prepared, append, clear, delete, path_tokens, prepare, update
 from storage.records import LATEST, Appended, JsonObject, SessionMessage, clean
 
@@ -90,7 +90,9 @@ class AgentSessionProvider:
     ) -> Appended:
         """`append_message`, and the estimate of the visible path after it, without the prompt."""
         prepared = prepare(message)
-        appended, is_due = await self._write(lambda connection: self._append(connection, prepared, parent_id))
+        appended, is_due = await self._write(
+            lambda connection: self._append(connection, prepared, parent_id), size=prepared.sums.bytes
+        )
         if is_due:
             self._catch_up_later()
         return appended
@@ -101,7 +103,9 @@ class AgentSessionProvider:
 
     async def update_and_estimate(self, message: Mapping[str, Any] | SessionMessage) -> Appended:
         prepared = prepare(message)
-        return await self._write(lambda connection: update(connection, self.session_id, prepared))
+        return await self._write(
+            lambda connection: update(connection, self.session_id, prepared), size=prepared.sums.bytes
+        )
 
     async def delete_messages(self, message_ids: Iterable[str]) -> None:
         """Remove messages; their children take their parents. Unknown ids are ignored."""
@@ -129,34 +133,27 @@ class AgentSessionProvider:
             lambda connection: add_compaction(connection, self.session_id, summary, from_id, to_id)
         )
 
-    async def add_compaction_if_valid(self, summary: str, from_id: str, to_id: str) -> JsonObject | None:
-        """Store an overlay if both ends are on the path to the latest leaf, in order; else None."""
-        return await self._write(
-            lambda connection: compactions.add_if_valid(connection, self.session_id, summary, from_id, to_id)
-        )
-
     async def get_compactions(self) -> list[JsonObject]:
         """All overlays, oldest first, whether they apply or not."""
         return await self._read(
             lambda connection: [compactions.record(item) for item in compactions.stored(connection, self.session_id)]
         )
 
-    async def get_applying_compactions(self, leaf_id: str | None = None) -> list[JsonObject]:
-        """The overlays that apply to the path to a leaf, in its order."""
-
-        def work(connection: sqlite3.Connection) -> list[JsonObject]:
-            leaf = history.leaf_seq(connection, self.session_id, leaf_id)
-            return [compactions.record(item.overlay) for item in compactions.applied(connection, self.session_id, leaf)]
-
-        return await self._read(work)
-
     async def search_messages(self, query: str, limit: int = 20) -> list[JsonObject]:
         """The messages, on all branches, that contain every word of `query`; the best first.
 
         Raises InvalidArgument for a negative limit, CorruptDatabase if the index cannot be read.
         """
-        if await self._read(full_text.is_behind):
-            return await self._write(lambda connection: self._catch_up_and_search(connection, query, limit))
+        try:
+            while (missing := await self._read(full_text.missing)) > full_text.MOST:
+                # in several writes, so that others come in between
+                await self._write(lambda connection: full_text.catch_up(connection, full_text.MOST))
+            if missing:
+                await self._write(full_text.catch_up)
+        except StoreUnavailable:  # reads go on while nothing can be written
+            return await self._read(
+                lambda connection: full_text.search_unwritten(connection, self.session_id, query, limit)
+            )
         return await self._read(lambda connection: full_text.search(connection, self.session_id, query, limit))
 
     async def get_recent_history(self, max_content_bytes: float, min_recent_messages: float = 1) -> JsonObject:
@@ -178,15 +175,9 @@ class AgentSessionProvider:
         return await self._read(lambda connection: history.row_stats(connection, self.session_id))
 
     def _append(self, connection: sqlite3.Connection, message: Prepared, parent_id: Parent) -> tuple[Appended, bool]:
-        before = connection.total_changes
         appended = append(connection, self.session_id, message, parent_id)
         (seq,) = connection.execute("SELECT last_insert_rowid()").fetchone()
-        return appended, appended.inserted and connection.total_changes > before and seq % full_text.BATCH == 0
-
-    def _catch_up_and_search(self, connection: sqlite3.Connection, query: str, limit: int) -> list[JsonObject]:
-        with full_text.readable_index(connection):
-            full_text.catch_up(connection)
-        return full_text.search(connection, self.session_id, query, limit)
+        return appended, appended.inserted and seq % full_text.BATCH == 0
 
     def _catch_up_later(self) -> None:
         """Bring the index up to date, after what is waiting and off the way of any answer."""
@@ -202,5 +193,5 @@ class AgentSessionProvider:
     async def _read(self, work: Work[T]) -> T:
         return await read(self.database, work)
 
-    async def _write(self, work: Work[T]) -> T:
-        return await write(self.database, work)
+    async def _write(self, work: Work[T], *, size: int = 0) -> T:
+        return await write(self.database, work, size=size)

@@ -70,7 +70,7 @@ def search_entries(
     statement = """SELECT e.key, e.content FROM cf_agents_search_fts AS f JOIN cf_agents_search_entries AS e ON e.seq = f.rowid
                    WHERE f.cf_agents_search_fts MATCH ? AND e.session_id = ? AND e.label = ?
                    ORDER BY f.rank, f.rowid LIMIT ?"""
-    with readable_index(connection):
+    with readable_index():
         return connection.execute(statement, (expression, session_id, label, limit)).fetchall()
 
 

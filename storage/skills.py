@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import obstore
@@ -103,7 +103,7 @@ class FolderBucket:
 
     def _get(self, key: str) -> str | None:
         path = self._path(key)
-        return path.read_text("utf-8") if path is not None and path.is_file() else None
+        return path.read_bytes().decode("utf-8", "replace") if path is not None and path.is_file() else None
 
     def _put(self, key: str, content: str, description: str | None) -> None:
         path = self._path(key)
@@ -120,15 +120,13 @@ class FolderBucket:
     def _description(self, key: str) -> str | None:
         path = self._folder / key
         beside = path.with_name(f".{path.name}{_DESCRIPTION}")
-        return beside.read_text("utf-8").strip() if beside.is_file() else None
+        return beside.read_text("utf-8", "replace").strip() if beside.is_file() else None
 
     def _path(self, key: str) -> Path | None:
-        """The file of a key. Names that begin with a dot are not keys, so no key can leave the folder."""
-        parts = PurePosixPath(key).parts
-        is_plain = key and not key.startswith("/") and not any(part.startswith(".") for part in parts)
-        if not is_plain or re.search(r"[\0\\]", key) or PurePosixPath(key).as_posix() != key:
+        """The file of a key; None for what is no key or leads out of the folder."""
+        if not _is_key(key):
             return None
-        path = self._folder.joinpath(*parts)
+        path = self._folder / key
         return path if path.resolve().is_relative_to(self._folder.resolve()) else None
 
 
@@ -148,6 +146,8 @@ class ObjectStoreBucket:
         return [SkillEntry(key, _described(head.attributes)) for key, head in zip(sorted(keys), heads, strict=True)]
 
     async def get(self, key: str) -> str | None:
+        if not _is_key(key):
+            return None
         try:
             found = await obstore.get_async(self._store, key)
         except FileNotFoundError:
@@ -155,8 +155,13 @@ class ObjectStoreBucket:
         return bytes(await found.bytes_async()).decode("utf-8", "replace")
 
     async def put(self, key: str, content: str, description: str | None) -> None:
+        if not _is_key(key):
+            raise InvalidArgument(f"{key!r} is not a key of a bucket")
         attributes: dict[str, str] = {"description": description} if description else {}
-        await obstore.put_async(self._store, key, content.encode(), attributes=attributes)
+        try:
+            await obstore.put_async(self._store, key, content.encode(), attributes=attributes)
+        except NotImplementedError as exc:
+            raise InvalidArgument("this store keeps no metadata; give its folder instead") from exc
 
 
 def _bucket_of(bucket: Any) -> SkillBucket:
@@ -169,6 +174,12 @@ def _bucket_of(bucket: Any) -> SkillBucket:
     raise InvalidArgument(f"a folder, an obstore store or an object with list, get and put is needed, not {bucket!r}")
 
 
+def _is_key(key: str) -> bool:
+    """Whether a key is a plain relative path: no part is empty or begins with a dot, so none can lead elsewhere."""
+    parts = key.split("/")
+    return not re.search(r"[\0\\]", key) and all(part and not part.startswith(".") for part in parts)
+
+
 def _described(attributes: Any) -> str | None:
     description = attributes.get("description")
     return str(description) if description else None
@@ -177,5 +188,5 @@ def _described(attributes: Any) -> str | None:
 def _replace(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old or the new text, never a part."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text, "utf-8")
+    temporary.write_bytes(text.encode())
     temporary.replace(path)

@@ -1,0 +1,78 @@
+"""The estimate: recorded values are in the conformance vectors; here are images, and that it is a sum."""
+
+import random
+
+import pytest
+
+from storage.tokens import IMAGE_TOKENS, MESSAGE_TOKENS, estimate_message_tokens, estimate_one, estimate_string_tokens
+
+PICTURE = "data:image/png;base64," + "iVBORw0KGgo" * 300_000  # 3 MB
+
+
+def message(*parts):
+    return {"id": "m", "role": "user", "parts": list(parts)}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "file", "mediaType": "image/png", "url": PICTURE},
+        {"type": "file", "mediaType": "image/png", "url": "https://example.com/a.png"},
+        {"type": "file", "mediaType": "application/pdf", "url": "data:application/pdf;base64,AAAA"},
+        {"type": "file", "url": "data:xxxx"},
+        {"type": "image", "image": PICTURE},
+    ],
+)
+def test_an_image_or_a_data_url_counts_a_constant(part):
+    assert estimate_one(message(part)) == MESSAGE_TOKENS + IMAGE_TOKENS
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "tool-shot", "input": {}, "output": PICTURE},
+        {"type": "tool-shot", "input": {}, "output": {"images": [PICTURE, "see above"]}},
+        {
+            "type": "tool-shot",
+            "output": {"content": [{"type": "image", "data": PICTURE[22:], "mimeType": "image/png"}]},
+        },
+        {"type": "text", "text": f"look: {PICTURE} there"},
+    ],
+)
+def test_an_image_inside_a_tool_output_or_a_text_is_bounded(part):
+    assert IMAGE_TOKENS <= estimate_one(message(part)) <= IMAGE_TOKENS + 50
+
+
+def test_long_text_that_is_no_image_counts_as_recorded():
+    text = "A" * 100_000
+    assert estimate_one(message({"type": "text", "text": text})) == 4 + 25_000
+    assert estimate_one(message({"type": "tool-x", "output": {"data": text, "mimeType": "text/plain"}})) > 25_000
+    assert estimate_one(message({"type": "text", "text": ";base64," + text})) > 25_000
+
+
+def test_other_files_count_nothing():
+    assert estimate_one(message({"type": "file", "mediaType": "application/pdf", "url": "https://example.com/a"})) == 4
+
+
+def test_the_estimate_of_a_list_is_the_sum_of_its_messages():
+    source = random.Random(1)
+    messages = [
+        message(*({"type": "text", "text": source.choice("ab \u3000😀日") * source.randrange(9)} for _ in range(3)))
+        for _ in range(50)
+    ]
+    assert estimate_message_tokens(messages) == sum(map(estimate_one, messages))
+
+
+def test_words_are_split_as_javascript_splits_them():
+    assert estimate_string_tokens("a\x1cb\x85c\u200bd") == estimate_string_tokens("aaaaaaa")
+    assert estimate_string_tokens("a\ufeffb\ufeffc") == estimate_string_tokens("a b c")
+    assert estimate_string_tokens("\x85") == 2
+
+
+def test_lone_surrogates_do_not_break_the_estimate():
+    assert estimate_string_tokens("\ud800" * 8) == 2
+
+
+def test_odd_parts_are_counted_without_an_error():
+    assert estimate_one({"id": "m", "role": "user"}) == 4
+    assert estimate_one(message("not an object", {"type": 5, "text": 7}, {"text": [1.0]})) == 4 + 2 + 2
