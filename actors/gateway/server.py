@@ -1,47 +1,34 @@
-"""The gateway: sockets in, commands to the keeper, events of conversations out. It owns no state that matters.
-
-Order on a socket: identity, state (if there is one), mcp; then everything in the order in which the conversation produced it. A
-socket is in the audience of broadcasts from the moment at which its state was read, so it misses nothing and sees nothing twice.
-"""
+"""The gateway: sockets in, commands to the keeper, plain HTTP, start and drain. It owns no state that matters."""
 
 import asyncio
 import errno
 import itertools
 import logging
 import ssl as tls
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from websockets.asyncio.server import Server, ServerConnection, broadcast, serve
+from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from actors.cluster.errors import CannotStart
 from actors.cluster.ports import holder_of_port
 from actors.conversation.events import (
-    Close,
     Connect,
-    Connected,
-    ConnectionId,
-    Direct,
     Disconnect,
-    Event,
-    Failure,
     Message,
-    Push,
-    Result,
     Rpc,
     SetState,
-    StateRefused,
 )
 from actors.errors import Draining, NotFound
 from actors.gateway import protocol
 from actors.gateway.access import ANYBODY, Principal, authorize, verbs_of
 from actors.gateway.asking import Asking, Conversations
+from actors.gateway.delivery import Delivery
 from actors.gateway.http import Answer, Pages, answer_of, is_upgrade
 from actors.gateway.origins import OriginRules, check_bind, is_loopback
-from actors.gateway.outbox import Frame
 from actors.gateway.protocol import OtherFrame, RpcFrame, StateFrame, parse
 from actors.gateway.routing import Refusal, Route, Target, client_id, find, without_token
 from actors.gateway.socket import ServedAgent, Socket, Timing, Wire
@@ -64,7 +51,7 @@ async def _nothing_to_ask() -> None:
     return None
 
 
-class Gateway:
+class Gateway(Delivery):
     """Serves the agents over WebSocket and HTTP.
 
     ``probe`` raises when conversations cannot be served now (for /readyz). One gateway is started once.
@@ -79,16 +66,13 @@ class Gateway:
         probe: Callable[[], Awaitable[None]] = _nothing_to_ask,
         timing: Timing | None = None,
     ) -> None:
+        self._numbers = itertools.count(1)
+        super().__init__(Asking(keeper, self._numbers))
         self._keeper = keeper
         self._agents = agents
         self._settings = settings
         self._probe = probe
         self._timing = timing or Timing()
-        self._numbers = itertools.count(1)
-        self._sockets: dict[ConnectionId, Socket] = {}
-        self._asking = Asking(keeper, self._numbers)
-        self._is_draining = False
-        self._all_answered = asyncio.Event()
         keeper.attach(self)
 
     # ---- life -----------------------------------------------------------------------------------------------
@@ -239,10 +223,6 @@ class Gateway:
         )
         self._keeper.submit(key, command)
 
-    def _identify(self, socket: Socket) -> None:
-        socket.is_identified = True
-        socket.send_text(protocol.identity(socket.key.agent, socket.key.name))
-
     async def _read(self, socket: Socket) -> None:
         for count in itertools.count(1):
             await socket.until_readable(self._settings.max_in_flight)
@@ -263,82 +243,6 @@ class Gateway:
             self._keeper.submit(socket.key, SetState(socket.number, received.frame))
         elif socket.agent.has_message_hook:
             self._keeper.submit(socket.key, Message(socket.number, received.payload, received.is_text))
-
-    # ---- events of conversations (the keeper's Front) ---------------------------------------------------------
-
-    def event(self, event: Event) -> None:
-        """An event for one connection; one that is gone meanwhile gets nothing."""
-        assert not isinstance(event, Push)
-        number = getattr(event, "connection", None)
-        if number is None:
-            return
-        socket = self._sockets.get(number)
-        if socket is not None:
-            self._deliver(socket, event)
-        elif isinstance(event, Close):
-            self._asking.lost(number)
-        else:
-            self._asking.event(event, number)
-
-    def _deliver(self, socket: Socket, event: Event) -> None:
-        if isinstance(event, Result):
-            frame = protocol.result(event.call, event.result, is_done=event.is_done)
-            socket.send_text(frame, is_answer=event.is_done)
-            if event.is_done:
-                self._answered(socket)
-        elif isinstance(event, Failure):
-            socket.send_text(protocol.failure(event.call, event.error), is_answer=True)
-            self._answered(socket)
-        elif isinstance(event, Connected):
-            self._join(socket, event)
-        elif isinstance(event, StateRefused):
-            socket.send_text(protocol.state_error(event.error))
-        elif isinstance(event, Direct):
-            socket.send(Frame(event.payload, event.is_text))
-        elif isinstance(event, Close):
-            socket.close(event.code, event.reason)
-
-    def _join(self, socket: Socket, event: Connected) -> None:
-        if socket.is_joined:  # its conversation slept and woke: the client has all this
-            return
-        socket.is_joined = True
-        socket.sends_protocol = event.sends_protocol
-        if not event.sends_protocol:
-            return
-        if socket.agent.sends_identity and not socket.is_identified:
-            self._identify(socket)
-        if event.state is not None:
-            socket.send_text(protocol.state(event.state))
-        socket.send_text(protocol.MCP)
-
-    def _answered(self, socket: Socket) -> None:
-        socket.answered()
-        if self._is_draining and not socket.in_flight:
-            socket.close(protocol.RESTART, "restarting")
-            self._all_answered.set()
-
-    def push(self, connections: Collection[ConnectionId], event: Push) -> None:
-        """A frame for these sockets. One that does not keep up holds up none of the others."""
-        clear: list[Wire] = []
-        for number in connections:
-            socket = self._sockets.get(number)
-            if socket is None or not socket.is_joined or number == event.besides:
-                continue
-            if event.is_protocol and not socket.sends_protocol:
-                continue
-            if socket.is_clear:
-                clear.append(socket.wire)
-            else:
-                socket.send_text(event.frame, phase=event.phase)
-        broadcast(clear, event.frame, text=True)
-
-    def lost(self, connection: ConnectionId, code: int, reason: str) -> None:
-        """The keeper gives a connection up: there is no room to wake its conversation, or the node stops."""
-        socket = self._sockets.get(connection)
-        if socket is not None:
-            socket.close(code, reason)
-        else:
-            self._asking.lost(connection)
 
 
 def _batches(sockets: list[Socket]) -> list[list[Socket]]:

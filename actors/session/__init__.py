@@ -1,6 +1,7 @@
 """Session: a conversation's messages, context blocks, system prompt and compaction. No Ray, no sockets."""
 
 from actors.session.blocks import ContextBlock, ContextConfig
+from actors.session.building import SessionContextOptions, SessionOptions
 from actors.session.providers import (
     ContextProvider,
     SearchProvider,
@@ -12,7 +13,7 @@ from actors.session.providers import (
     is_skill_provider,
     is_writable_provider,
 )
-from actors.session.session import Session, SessionContextOptions, SessionOptions
+from actors.session.session import Session
 from actors.session.tools import Tool
 
 __all__ = [

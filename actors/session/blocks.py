@@ -170,7 +170,10 @@ class ContextBlocks:
             if callable(getattr(provider, "init", None)):
                 await settle(provider.init(config.label))
             self._initialized.add((config.label, id(provider)))
-        return _with_content(block, await settle(provider.get()) or "")
+        content = await settle(provider.get())
+        if content is not None and not isinstance(content, str):
+            raise InvalidArgument(f"The provider of the context block {config.label!r} gave no text.")
+        return _with_content(block, content or "")
 
     async def _write(self, label: str, content: str) -> ContextBlock:
         block = self._plain_writable(label)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from actors.errors import NoCompaction
-from actors.session.history import History
+from actors.session.history import History, Written
 from actors.session.prompt import SystemPrompt
 from actors.session.providers import settle
 from actors.session.status import Report, Status
@@ -70,6 +70,21 @@ class Compactor:
     def is_running(self) -> bool:
         return self._task is not None or self._lock.locked()
 
+    async def after_write(self, written: Written) -> Report | None:
+        """Tell the new estimate, if anybody needs it. Once it is below the threshold, a fruitless run holds up no other."""
+        if not self.reports:
+            return None
+        report = await self._status.report("idle", path_tokens=written.path_tokens)
+        if self.is_automatic and report.error is None and not self._is_above(report):
+            await self._remember(None)
+        return report
+
+    async def after_append(self, written: Written) -> None:
+        """`after_write`, and start a run in the background if the estimate asks for it."""
+        report = await self.after_write(written)
+        if report is not None and written.is_changed:
+            await self._consider(report)
+
     async def run(self) -> CompactResult | None:
         """Wait for a run that is going on, then run; None if nothing was folded or the function failed.
 
@@ -89,23 +104,22 @@ class Compactor:
             except Exception as exc:
                 await self._end_failed(exc)
                 raise
-            await self._end(before, stored)
+            after = await self._end(before, stored)
+            if stored is not None and self.is_automatic and after.tokens < before.tokens:
+                await self._remember(None)
             return stored
 
-    async def consider(self, report: Report) -> None:
-        """After an append: start a run in the background if the estimate asks for it."""
+    async def _consider(self, report: Report) -> None:
         if report.error is not None:
-            await self.handle(report.error)
+            await self._handle(report.error)
             return
-        if self._threshold is None or self._function is None or self._task is not None:
-            return
-        if report.tokens <= self._threshold:
-            if self._is_note_read:
-                await self._remember(None)
+        if self.is_running or not self._is_above(report):
             return
         fruitless = await self._last_fruitless()
-        if self._task is None and (fruitless is None or report.tokens >= fruitless + GROWTH * self._threshold):
+        has_grown = fruitless is None or report.tokens >= fruitless + GROWTH * (self._threshold or 0)
+        if has_grown and not self.is_running:
             self._task = asyncio.create_task(self._run_automatically(), name="session compaction")
+            self._task.add_done_callback(self._forget_task)
 
     async def settled(self) -> None:
         """Return when no run is going on."""
@@ -122,7 +136,7 @@ class Compactor:
             task.cancel()
             await asyncio.wait([task])
 
-    async def handle(self, error: Exception) -> None:
+    async def _handle(self, error: Exception) -> None:
         """Give an error of automatic compaction to the user's handler; what that raises is only logged."""
         if self._on_error is None:
             return
@@ -140,8 +154,12 @@ class Compactor:
             raise
         except Exception:
             log.exception("an automatic compaction failed")
-        finally:
-            self._task = None
+
+    def _forget_task(self, _: asyncio.Task[None]) -> None:
+        self._task = None
+
+    def _is_above(self, report: Report) -> bool:
+        return self._function is not None and self._threshold is not None and report.tokens > self._threshold
 
     async def _attempt(self) -> None:
         before = await self._begin()
@@ -149,7 +167,7 @@ class Compactor:
             stored = await self._store(await self._summarize())
         except Exception as exc:
             self._status.send_error(exc)
-            await self.handle(exc)
+            await self._handle(exc)
             await self._status.report("idle")
             await self._remember(before.tokens)
             return

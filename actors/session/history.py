@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -21,29 +22,35 @@ Rewrite = Callable[[JsonObject], JsonObject | None]
 """The message as it should be, or None to leave it."""
 
 
-class History:
-    """Over any `SessionProvider`. An `Appended` tells whether something was stored and the tokens of the visible path."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write did: whether anything was stored, and the tokens of the visible path (None: not known without reading it)."""
 
-    is_builtin = False
+    is_changed: bool
+    path_tokens: int | None = None
+
+
+class History:
+    """Over any `SessionProvider`."""
 
     def __init__(self, provider: Any) -> None:
         self.provider = provider
 
-    async def append(self, message: Any, parent_id: str | Latest | None) -> Appended:
+    async def append(self, message: Any, parent_id: str | Latest | None) -> Written:
         plain, _ = encode(message)
-        known = await settle(self.provider.get_message(plain["id"])) is not None
+        is_known = await settle(self.provider.get_message(plain["id"])) is not None
         arguments = () if parent_id is LATEST else (parent_id,)
         await settle(self.provider.append_message(plain, *arguments))
-        return Appended(not known, 0 if known else await self.path_tokens())
+        return Written(not is_known)
 
-    async def update(self, message: Any) -> Appended:
+    async def update(self, message: Any) -> Written:
         plain, _ = encode(message)
         await settle(self.provider.update_message(plain))
-        return Appended(True, await self.path_tokens())
+        return Written(True)
 
-    async def delete(self, message_ids: list[str]) -> Appended:
+    async def delete(self, message_ids: list[str]) -> Written:
         await settle(self.provider.delete_messages(message_ids))
-        return Appended(True, await self.path_tokens())
+        return Written(True)
 
     async def clear(self) -> None:
         await settle(self.provider.clear_messages())
@@ -94,7 +101,7 @@ class History:
         """The messages of the path that may hold a call of a tool of this name."""
         return await self.get_history()
 
-    async def rewrite(self, name: str, rewrite: Rewrite) -> Appended:
+    async def rewrite(self, name: str, rewrite: Rewrite) -> Written:
         """Rewrite messages that may hold a call of a tool of this name, on every branch that can be reached."""
         is_changed = False
         for message in await self.get_history():
@@ -102,7 +109,7 @@ class History:
             if rewritten is not None:
                 await settle(self.provider.update_message(rewritten))
                 is_changed = True
-        return Appended(is_changed, await self.path_tokens() if is_changed else 0)
+        return Written(is_changed)
 
     async def get_note(self, key: str) -> str | None:
         """A text that the session left for itself; other storage than the built-in keeps none."""
@@ -119,24 +126,19 @@ class History:
 class BuiltinHistory(History):
     """Over `AgentSessionProvider`: every write is one operation of the database and costs the same whatever the history."""
 
-    is_builtin = True
-
     def __init__(self, provider: AgentSessionProvider) -> None:
         super().__init__(provider)
         self._database = provider.database
         self._session_id = provider.session_id
 
-    async def append(self, message: Any, parent_id: str | Latest | None) -> Appended:
-        appended: Appended = await self.provider.append_and_estimate(message, parent_id)
-        return appended
+    async def append(self, message: Any, parent_id: str | Latest | None) -> Written:
+        return _written(await self.provider.append_and_estimate(message, parent_id))
 
-    async def update(self, message: Any) -> Appended:
-        updated: Appended = await self.provider.update_and_estimate(message)
-        return updated
+    async def update(self, message: Any) -> Written:
+        return _written(await self.provider.update_and_estimate(message))
 
-    async def delete(self, message_ids: list[str]) -> Appended:
-        deleted: Appended = await self.provider.delete_and_estimate(message_ids)
-        return deleted
+    async def delete(self, message_ids: list[str]) -> Written:
+        return _written(await self.provider.delete_and_estimate(message_ids))
 
     async def path_tokens(self) -> int:
         tokens: int = await self.provider.path_tokens()
@@ -170,15 +172,15 @@ class BuiltinHistory(History):
     async def tool_messages(self, name: str) -> list[JsonObject]:
         return await self._read(lambda connection: containing.on_path(connection, self._session_id, name))
 
-    async def rewrite(self, name: str, rewrite: Rewrite) -> Appended:
-        def work(connection: sqlite3.Connection) -> Appended:
+    async def rewrite(self, name: str, rewrite: Rewrite) -> Written:
+        def work(connection: sqlite3.Connection) -> Written:
             is_changed = False
             for message in containing.anywhere(connection, self._session_id, name):
                 rewritten = rewrite(message)
                 if rewritten is not None:
                     message_tree.update(connection, self._session_id, rewritten)
                     is_changed = True
-            return Appended(is_changed, message_tree.path_tokens(connection, self._session_id))
+            return Written(is_changed, message_tree.path_tokens(connection, self._session_id))
 
         return await self._write(work)
 
@@ -206,6 +208,10 @@ class BuiltinHistory(History):
 
 def history_of(provider: Any) -> History:
     return BuiltinHistory(provider) if isinstance(provider, AgentSessionProvider) else History(provider)
+
+
+def _written(appended: Appended) -> Written:
+    return Written(appended.inserted, appended.tokens)
 
 
 def _get_note(connection: sqlite3.Connection, key: str) -> str | None:

@@ -1,156 +1,27 @@
 """A session: messages, context blocks, system prompt and compaction of one conversation, over any storage."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self, TypedDict
+from collections.abc import Mapping
+from typing import Any
 
 from actors.errors import NotSupported
-from actors.session.blocks import ContextBlock, ContextBlocks, ContextConfig
-from actors.session.compactor import Compactor
-from actors.session.history import History, history_of
-from actors.session.prompt import SystemPrompt
-from actors.session.providers import SessionProvider, TextProvider
-from actors.session.skills import LoadedSkills
-from actors.session.status import Status
-from actors.session.tools import ContextTools, Tool
-from compaction import CompactFunction, CompactResult, TokenCounter
-from storage.contexts import AgentContextProvider
-from storage.database import Database
+from actors.session.blocks import ContextBlock, ContextConfig
+from actors.session.building import SessionBuilder, block_config
+from actors.session.history import Written
+from actors.session.tools import Tool
+from compaction import CompactResult
 from storage.errors import InvalidArgument
-from storage.messages import AgentSessionProvider
 from storage.records import LATEST, JsonObject, Latest, SessionMessage
-
-PROMPT_KEY = "_system_prompt"
 
 Message = Mapping[str, Any] | SessionMessage
 
 
-class SessionContextOptions(TypedDict, total=False):
-    """The options of `Session.with_context` and `Session.add_context`."""
-
-    description: str | None
-    max_tokens: float | None
-    provider: Any
-
-
-class SessionOptions(TypedDict, total=False):
-    """The options of the direct constructor."""
-
-    context: Iterable[ContextConfig | Mapping[str, Any]]
-    prompt_store: Any
-    token_counter: TokenCounter | None
-
-
-@dataclass(slots=True)
-class _Parts:
-    """What a session is made of, once it is used."""
-
-    history: History
-    blocks: ContextBlocks
-    prompt: SystemPrompt
-    status: Status
-    skills: LoadedSkills
-    compactor: Compactor
-    tools: ContextTools
-
-
-class Session:
+class Session(SessionBuilder):
     """One conversation's messages, context blocks, system prompt and compaction.
 
     Made by `Session.create` and builder methods, in any order, or directly from a provider. Nothing is read before the first
     call. Messages are plain objects (or `SessionMessage`); reads give plain objects. After each write, and before it returns, a
     status frame with the estimate of tokens goes to the owner's ``broadcast`` if it has one.
     """
-
-    def __init__(
-        self,
-        provider: Any,
-        *,
-        context: Iterable[ContextConfig | Mapping[str, Any]] = (),
-        prompt_store: Any = None,
-        token_counter: TokenCounter | None = None,
-    ) -> None:
-        """A session over a `SessionProvider`; blocks without a provider are read-only and empty, nothing is broadcast."""
-        self._provider: Any = provider
-        self._owner: Any = None
-        self._session_id = ""
-        self._context = [_config(item) for item in context]
-        self._prompt_store = prompt_store
-        self._has_cached_prompt = prompt_store is not None
-        self._function: CompactFunction | None = None
-        self._threshold: float | None = None
-        self._counter = token_counter
-        self._on_compaction_error: Callable[[Exception], Any] | None = None
-        self._made: _Parts | None = None
-
-    # ---- builder ----------------------------------------------------------------------------------------------
-
-    @classmethod
-    def create(cls, owner: Any) -> Self:
-        """A session of a database, of an object with ``.database`` (an `Agent`), or over a `SessionProvider`.
-
-        With a database, blocks and the cached prompt are kept there unless they have providers of their own.
-        """
-        if isinstance(owner, SessionProvider) and not callable(getattr(owner, "broadcast", None)):
-            return cls(owner)  # an agent may offer these methods too, but it broadcasts
-        if _is_database(owner) or _is_database(getattr(owner, "database", None)):
-            session = cls(None)
-            session._owner = owner
-            return session
-        raise InvalidArgument(
-            f"A session needs a database, an object with a .database, or a session provider, not {type(owner).__name__}."
-        )
-
-    def for_session(self, session_id: str) -> Self:
-        """Give the session an id of its own: several can live in one database."""
-        self._refuse_once_used()
-        if not isinstance(session_id, str):
-            raise InvalidArgument("A session id must be a text.")
-        self._session_id = session_id
-        return self
-
-    def with_context(
-        self,
-        label: str,
-        *,
-        description: str | None = None,
-        max_tokens: float | None = None,
-        provider: Any = None,
-    ) -> Self:
-        """Add a context block. ``provider``: an object with ``get`` (and ``set``, ``load``, ``search``), or a fixed text."""
-        self._refuse_once_used()
-        self._context.append(_config(ContextConfig(label, description, max_tokens, provider)))
-        return self
-
-    def with_cached_prompt(self, provider: Any = None) -> Self:
-        """Keep the frozen prompt where it survives this object: in the database, or in a provider with get and set."""
-        self._refuse_once_used()
-        self._has_cached_prompt = True
-        self._prompt_store = provider
-        return self
-
-    def on_compaction(self, function: CompactFunction) -> Self:
-        """Register the function that folds messages: ``function(messages[, context])``, async or not."""
-        self._refuse_once_used()
-        self._function = function
-        return self
-
-    def compact_after(self, threshold: float, *, token_counter: TokenCounter | None = None) -> Self:
-        """Compact by itself when an append leaves the estimate above `threshold`. Needs `on_compaction`.
-
-        ``token_counter(messages=…, system_prompt=…, context_blocks=…)`` replaces the heuristic.
-        """
-        self._refuse_once_used()
-        self._threshold = threshold
-        if token_counter is not None:
-            self._counter = token_counter
-        return self
-
-    def on_compaction_error(self, handler: Callable[[Exception], Any]) -> Self:
-        """Be told of errors of automatic compaction. What the handler raises is logged and goes no further."""
-        self._refuse_once_used()
-        self._on_compaction_error = handler
-        return self
 
     # ---- messages ---------------------------------------------------------------------------------------------
 
@@ -161,27 +32,20 @@ class Session:
         Raises InvalidMessage, UnknownParent.
         """
         parts = self._parts
-        if parts.blocks.has_skills and not parts.skills.is_restored:
-            await parts.skills.restore()
-        appended = await parts.history.append(message, parent_id)
-        if parts.compactor.reports:
-            report = await parts.status.report("idle", path_tokens=appended.tokens)
-            if appended.inserted:
-                await parts.compactor.consider(report)
+        await self._restore_skills()
+        await parts.compactor.after_append(await parts.history.append(message, parent_id))
 
     async def update_message(self, message: Message) -> None:
         """Replace the message of that id. Raises InvalidMessage, UnknownMessage."""
         parts = self._parts
         await self._restore_skills()
-        updated = await parts.history.update(message)
-        await self._report(updated.tokens)
+        await parts.compactor.after_write(await parts.history.update(message))
 
     async def delete_messages(self, message_ids: list[str]) -> None:
         """Remove messages; their children take their parents. Unknown ids are ignored."""
         parts = self._parts
         await self._restore_skills()
-        deleted = await parts.history.delete(message_ids)
-        await self._report(deleted.tokens)
+        await parts.compactor.after_write(await parts.history.delete(message_ids))
 
     async def clear_messages(self) -> None:
         """Remove all messages, overlays and what was loaded, and render the prompt again."""
@@ -189,7 +53,7 @@ class Session:
         await parts.history.clear()
         parts.skills.reset()
         await parts.prompt.refresh()
-        await self._report(0)
+        await parts.compactor.after_write(Written(True))
 
     async def get_message(self, message_id: str) -> JsonObject | None:
         return await self._parts.history.provider.get_message(message_id)  # type: ignore[no-any-return]
@@ -295,7 +159,7 @@ class Session:
         if provider is None and self._owner is None:
             raise NotSupported("This session has no database of its own: give the new context block a provider.")
         parts = self._parts
-        config = self._wired(_config(ContextConfig(label, description, max_tokens, provider)))
+        config = self.wired(block_config(ContextConfig(label, description, max_tokens, provider)))
         return await parts.blocks.add(config)
 
     async def remove_context(self, label: str) -> bool:
@@ -321,12 +185,7 @@ class Session:
     async def unload_skill(self, label: str, key: str) -> bool:
         """Take a loaded document out of the history, on every branch; whether it was loaded."""
         parts = self._parts
-        if not parts.blocks.has_skills:
-            return False
-        rewritten = await parts.skills.unload((label, key))
-        if rewritten is not None and rewritten.inserted:
-            await self._report(rewritten.tokens)
-        return rewritten is not None
+        return parts.blocks.has_skills and await parts.skills.unload((label, key))
 
     async def tools(self) -> dict[str, Tool]:
         """The tools that fit the blocks as they are now, by name."""
@@ -334,106 +193,11 @@ class Session:
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
-    @property
-    def _parts(self) -> _Parts:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-    def _make(self) -> _Parts:
-        provider = self._provider
-        if provider is None:
-            provider = AgentSessionProvider(self._owner, self._session_id)
-        history = history_of(provider)
-        blocks = ContextBlocks([self._wired(config) for config in self._context])
-        prompt = SystemPrompt(blocks, self._wired_prompt_store())
-        status = Status(
-            history,
-            blocks,
-            prompt,
-            broadcast=getattr(self._owner, "broadcast", None),
-            threshold=self._threshold,
-            counter=self._counter,
-        )
-        compactor = Compactor(
-            history,
-            prompt,
-            status,
-            function=self._function,
-            threshold=self._threshold,
-            counter=self._counter,
-            on_error=self._on_compaction_error,
-        )
-        skills = LoadedSkills(history)
-        return _Parts(
-            history=history,
-            blocks=blocks,
-            prompt=prompt,
-            status=status,
-            skills=skills,
-            compactor=compactor,
-            tools=ContextTools(blocks, skills, self.unload_skill),
-        )
-
-    def _wired(self, config: ContextConfig) -> ContextConfig:
-        """With the storage of the session's own for a block that was given none."""
-        provider = config.provider
-        if provider is None and self._owner is not None:
-            provider = AgentContextProvider(self._owner, self._key(config.label))
-        return ContextConfig(config.label, config.description, config.max_tokens, self._namespaced(provider))
-
-    def _wired_prompt_store(self) -> Any:
-        if not self._has_cached_prompt:
-            return None
-        store = self._prompt_store
-        if store is not None and isinstance(store, AgentContextProvider) and self._session_id:
-            return AgentContextProvider(store.database, self._key(store.key))
-        if store is None and self._owner is not None:
-            return AgentContextProvider(self._owner, self._key(PROMPT_KEY))
-        return store
-
-    def _namespaced(self, provider: Any) -> Any:
-        for_session = getattr(provider, "for_session", None)
-        return for_session(self._session_id) if self._session_id and callable(for_session) else provider
-
-    def _key(self, key: str) -> str:
-        return f"{key}_{self._session_id}" if self._session_id else key
-
     async def _restore_skills(self) -> None:
-        """What was loaded before this change counts as loaded after it."""
+        """What was loaded before a change counts as loaded after it."""
         parts = self._parts
         if parts.blocks.has_skills and not parts.skills.is_restored:
             await parts.skills.restore()
-
-    async def _report(self, path_tokens: int) -> None:
-        parts = self._parts
-        if parts.compactor.reports:
-            await parts.status.report("idle", path_tokens=path_tokens)
-
-    def _refuse_once_used(self) -> None:
-        if self._made is not None:
-            raise InvalidArgument("This session is in use already; configure it before its first call.")
-
-
-def _is_database(value: Any) -> bool:
-    return isinstance(value, Database)
-
-
-def _config(item: ContextConfig | Mapping[str, Any]) -> ContextConfig:
-    if isinstance(item, Mapping):
-        names = {"maxTokens": "max_tokens"}
-        options = {names.get(name, name): value for name, value in item.items()}
-        unknown = sorted(options.keys() - {field.name for field in fields(ContextConfig)})
-        if unknown or "label" not in options:
-            raise InvalidArgument(f"A context block has a label, description, max_tokens and provider, not {unknown}.")
-        item = ContextConfig(**options)
-    if not isinstance(item.label, str) or not item.label:
-        raise InvalidArgument("The label of a context block must be a text that is not empty.")
-    if isinstance(item.provider, str):
-        return ContextConfig(item.label, item.description, item.max_tokens, TextProvider(item.provider))
-    if item.provider is not None and not callable(getattr(item.provider, "get", None)):
-        raise InvalidArgument(f"The provider of the context block {item.label!r} has no method get.")
-    return item
 
 
 def _text(content: Any) -> str:

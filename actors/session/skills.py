@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-from actors.session.history import History
-from storage.records import Appended, JsonObject
+from actors.session.history import History, Written
+from storage.records import JsonObject
 
 Skill = tuple[str, str]
 """Label of the block, key of the document."""
@@ -29,8 +29,9 @@ def unloaded_marker(key: str) -> str:
 class LoadedSkills:
     """The loaded skills of one session."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, after_write: Callable[[Written], Awaitable[Any]]) -> None:
         self._history = history
+        self._after_write = after_write
         self._loaded: set[Skill] | None = None
         self._lock = asyncio.Lock()
 
@@ -62,13 +63,15 @@ class LoadedSkills:
         if self._loaded is not None:
             self._loaded = {skill for skill in self._loaded if skill[0] != label}
 
-    async def unload(self, skill: Skill) -> Appended | None:
-        """Replace every load result of a loaded skill by a marker, on every branch; None if it is not loaded."""
+    async def unload(self, skill: Skill) -> bool:
+        """Replace every load result of a loaded skill by a marker, on every branch; whether it was loaded."""
         if skill not in await self.restore():
-            return None
-        rewritten = await self._history.rewrite(LOAD_TOOL, lambda message: without_skill(message, skill))
+            return False
+        written = await self._history.rewrite(LOAD_TOOL, lambda message: without_skill(message, skill))
         (await self.restore()).discard(skill)
-        return rewritten
+        if written.is_changed:
+            await self._after_write(written)
+        return True
 
     async def save(self) -> None:
         """Before a good night: note what the history alone would not tell."""

@@ -51,15 +51,9 @@ class Tool:
 class ContextTools:
     """Makes the tools that fit the blocks as they are now."""
 
-    def __init__(
-        self,
-        blocks: ContextBlocks,
-        skills: LoadedSkills,
-        unload: Callable[[str, str], Awaitable[bool]],
-    ) -> None:
+    def __init__(self, blocks: ContextBlocks, skills: LoadedSkills) -> None:
         self._blocks = blocks
         self._skills = skills
-        self._unload = unload
 
     async def all(self) -> dict[str, Tool]:
         blocks = await self._blocks.all()
@@ -162,7 +156,7 @@ class ContextTools:
         refusal = await self._not_a_skill(label)
         if refusal is not None:
             return refusal
-        if not await self._unload(label, key):
+        if not await self._skills.unload((label, key)):
             return f'Skill "{key}" is not currently loaded in "{label}".'
         return f'Unloaded "{key}" from {label}. Context reclaimed.'
 

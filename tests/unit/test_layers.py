@@ -1,0 +1,83 @@
+"""Imports point one way (DESIGN.md section 1)."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = ("session", "conversation", "cluster", "gateway")  # each may import those before it
+COMPACTION_MAY_IMPORT = ("storage.records", "storage.tokens", "storage.overlays")
+ONLY_IN = {
+    "aiosqlite": ("storage/database.py",),
+    "ray": ("actors/cluster/",),
+    "psycopg": ("storage/postgres.py",),
+    "obstore": ("storage/",),
+}
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, anywhere in it; ``from a import b`` counts as a and a.b."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def offences(folder: str, *forbidden: str) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules(folder)
+        for name in imports(path)
+        if any(is_in(name, package) for package in forbidden)
+    ]
+
+
+def test_storage_knows_nothing_above_it() -> None:
+    assert offences("storage", "actors", "compaction", "ray", "websockets") == []
+
+
+def test_compaction_imports_only_the_pure_parts_of_storage() -> None:
+    used = {name for path in modules("compaction") for name in imports(path) if is_in(name, "storage")}
+    assert [name for name in used if not any(is_in(name, allowed) for allowed in COMPACTION_MAY_IMPORT)] == []
+    assert offences("compaction", "actors", "aiosqlite", "sqlite3", "ray", "websockets", "time", "datetime") == []
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_of_actors_imports_no_layer_above_it(layer: str) -> None:
+    above = LAYERS[LAYERS.index(layer) + 1 :]
+    assert offences(f"actors/{layer}", *(f"actors.{other}" for other in above)) == []
+
+
+def test_sessions_work_without_ray_sockets_and_the_rest_of_actors() -> None:
+    used = {name for path in modules("actors/session") for name in imports(path) if is_in(name, "actors")}
+    assert [name for name in used if not (is_in(name, "actors.session") or is_in(name, "actors.errors"))] == []
+    assert offences("actors/session", "ray", "websockets") == []
+
+
+@pytest.mark.parametrize("package", sorted(ONLY_IN))
+def test_a_third_party_package_is_imported_only_in_its_place(package: str) -> None:
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("actors", "compaction", "storage")
+        for path in modules(folder)
+        if any(is_in(name, package) for name in imports(path))
+    ]
+    assert [path for path in found if not path.startswith(ONLY_IN[package])] == []
+
+
+def test_the_three_folders_have_modules_to_look_at() -> None:
+    assert all(len(modules(folder)) > 3 for folder in ("actors", "compaction", "storage"))

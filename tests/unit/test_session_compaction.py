@@ -1,0 +1,369 @@
+"""Compaction by hand and by itself: frames, failures, the back-off, and what is stored."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_support import Note, Owner, opened, text
+
+from actors.errors import NoCompaction
+from actors.session import Session
+from actors.session.history import History
+from compaction import CompactContext, CompactResult
+from storage import AgentSessionProvider
+
+Messages = list[dict[str, Any]]
+
+
+class Summarizer:
+    """A compaction function whose answers are given; it can be held at its gate."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.seen: list[list[str]] = []
+        self.entered = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, messages: Messages) -> Any:
+        self.seen.append([message["id"] for message in messages])
+        self.entered.set()
+        await self.gate.wait()
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def fold(first: str, last: str, summary: str = "s") -> dict[str, str]:
+    return {"fromMessageId": first, "toMessageId": last, "summary": summary}
+
+
+async def ids(session: Session) -> list[str]:
+    history = await session.get_history()
+    return ["summary" if message["id"].startswith("compaction_") else message["id"] for message in history]
+
+
+async def append(session: Session, *names: str) -> None:
+    for name in names:
+        await session.append_message(text(name))
+        await session.settled()
+
+
+def automatic(owner: Owner, function: Any, threshold: float = 20, **options: Any) -> Session:
+    return Session.create(owner).on_compaction(function).compact_after(threshold, **options)
+
+
+async def test_a_failed_automatic_run_tells_the_handler_and_ends_in_idle(tmp_path: Path) -> None:  # D10
+    told: list[Exception] = []
+    async with opened(tmp_path) as owner:
+        error = OSError("summary service down")
+        session = automatic(owner, Summarizer(error), threshold=1).on_compaction_error(told.append)
+        await append(session, "m1")
+        assert owner.phases() == ["idle", "compacting", "error", "idle"]
+        assert owner.frames[2] == {"type": "cf_agent_session_error", "error": "summary service down"}
+        assert told == [error]
+        assert await ids(session) == ["m1"]
+
+
+async def test_a_failed_manual_run_gives_none_and_ends_in_idle(tmp_path: Path) -> None:  # D10
+    told: list[Exception] = []
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(Summarizer(OSError("down"))).on_compaction_error(told.append)
+        assert await session.compact() is None
+        assert owner.phases() == ["compacting", "error", "idle"]
+        assert told == []
+
+
+async def test_an_answer_that_is_no_summary_is_an_error_of_the_function(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        assert await Session.create(owner).on_compaction(Summarizer({"summary": 1})).compact() is None
+        assert owner.phases() == ["compacting", "error", "idle"]
+
+
+async def test_only_automatic_compaction_calls_the_handler(tmp_path: Path) -> None:  # D10
+    told: list[str] = []
+
+    def broken(**_: Any) -> int:
+        raise ValueError("tokenizer broke")
+
+    async with opened(tmp_path) as owner:
+        session = automatic(owner, Summarizer(), token_counter=broken)
+        session.on_compaction_error(lambda error: told.append(str(error)))
+        await append(session, "m1")
+        assert told == ["tokenizer broke"]
+        await session.update_message(text("m1", "other"))
+        await session.compact()
+        assert told == ["tokenizer broke"]
+
+
+async def test_without_a_function_compacting_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        with pytest.raises(NoCompaction):
+            await Session.create(owner).compact()
+
+
+async def test_appends_during_a_run_succeed_and_keep_their_order(tmp_path: Path) -> None:  # B07, B22
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m2"))
+        session = automatic(owner, summarizer)
+        summarizer.gate.clear()
+        for name in ("m1", "m2", "m3", "m4"):
+            await session.append_message(text(name))
+        await summarizer.entered.wait()
+        assert session.is_compacting
+        await session.append_message(text("m5"))
+        assert await ids(session) == ["m1", "m2", "m3", "m4", "m5"]
+        summarizer.gate.set()
+        await session.settled()
+        assert not session.is_compacting
+        assert await ids(session) == ["summary", "m3", "m4", "m5"]
+        assert len(summarizer.seen) == 1
+
+
+async def test_a_summary_whose_range_has_gone_meanwhile_is_dropped(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m2"))
+        session = Session.create(owner).on_compaction(summarizer)
+        await append(session, "m1", "m2", "m3")
+        summarizer.gate.clear()
+        run = asyncio.create_task(session.compact())
+        await summarizer.entered.wait()
+        await session.delete_messages(["m2"])
+        summarizer.gate.set()
+        assert await run is None
+        assert await session.get_compactions() == []
+        assert owner.phases()[-1] == "idle"
+
+
+async def test_a_manual_run_waits_for_the_automatic_one(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m2", "one"), fold("m1", "m3", "two"))
+        session = automatic(owner, summarizer)
+        summarizer.gate.clear()
+        for name in ("m1", "m2", "m3", "m4"):
+            await session.append_message(text(name))
+        await summarizer.entered.wait()
+        manual = asyncio.create_task(session.compact())
+        await asyncio.sleep(0)
+        assert len(summarizer.seen) == 1
+        summarizer.gate.set()
+        assert await manual == CompactResult(fromMessageId="m1", toMessageId="m3", summary="two")
+        assert summarizer.seen[0][:2] == ["m1", "m2"]
+        assert summarizer.seen[1][0].startswith("compaction_")
+
+
+async def test_a_cancelled_run_leaves_clients_on_idle_and_nothing_stored(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m2"))
+        session = automatic(owner, summarizer, threshold=1)
+        summarizer.gate.clear()
+        await session.append_message(text("m1"))
+        await session.cancel_compaction()  # before it has begun
+        await session.settled()
+        assert not session.is_compacting
+        await session.append_message(text("m2"))
+        await summarizer.entered.wait()
+        await session.cancel_compaction()
+        assert owner.phases()[-1] == "idle"
+        assert await session.get_compactions() == []
+
+
+async def test_after_a_fruitless_run_the_next_waits_for_a_tenth_of_the_threshold(tmp_path: Path) -> None:  # B19, B20
+    count = 0
+
+    def counter(**_: Any) -> int:
+        return count
+
+    summarizer = Summarizer()
+    async with opened(tmp_path) as owner:
+        session = automatic(owner, summarizer, threshold=100, token_counter=counter)
+        runs = []
+        for count in (100, 101, 105, 110, 111, 112, 120, 121):
+            await append(session, f"m{count}")
+            runs.append(len(summarizer.seen))
+        assert runs == [0, 1, 1, 1, 2, 2, 2, 3]
+    async with opened(tmp_path) as owner:  # an awakening changes nothing
+        session = automatic(owner, summarizer, threshold=100, token_counter=counter)
+        count = 130
+        await append(session, "after the night")
+        assert len(summarizer.seen) == 3
+        count = 131
+        await append(session, "and grown")
+        assert len(summarizer.seen) == 4
+
+
+async def test_below_the_threshold_a_fruitless_run_is_forgotten_also_after_an_awakening(tmp_path: Path) -> None:
+    count = 200
+
+    def counter(**_: Any) -> int:
+        return count
+
+    summarizer = Summarizer()
+    async with opened(tmp_path) as owner:
+        await append(automatic(owner, summarizer, threshold=100, token_counter=counter), "m1")
+    async with opened(tmp_path) as owner:
+        session = automatic(owner, summarizer, threshold=100, token_counter=counter)
+        count = 50
+        await session.clear_messages()
+        count = 101
+        await append(session, "m2")
+        assert len(summarizer.seen) == 2
+
+
+async def test_a_summary_that_shortens_nothing_is_followed_by_the_same_wait(tmp_path: Path) -> None:
+    count = 105
+
+    def counter(**_: Any) -> int:
+        return count
+
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m1"), fold("m1", "m2"))
+        session = automatic(owner, summarizer, threshold=100, token_counter=counter)
+        await append(session, "m1", "m2", "m3")
+        assert len(await session.get_compactions()) == 1
+        count = 115
+        await append(session, "m4")
+        assert len(await session.get_compactions()) == 2
+
+
+async def test_a_run_that_shortens_may_be_followed_by_another_at_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(*(fold("m1", f"m{number}") for number in range(2, 9)))
+        session = automatic(owner, summarizer, threshold=25)
+        await append(session, *(f"m{number}" for number in range(1, 9)))
+        assert len(await session.get_compactions()) > 1
+        assert (await session.get_history())[0]["parts"] == [{"type": "text", "text": "s"}]
+
+
+@pytest.mark.parametrize("is_builtin", [True, False])
+@pytest.mark.parametrize(
+    ("result", "stored"),
+    [
+        (fold("m2", "m3"), ("m2", "m3")),
+        (fold("m5", "m6"), ("m2", "m6")),  # extends the earliest that applies
+        (fold("m1", "m6"), ("m1", "m6")),  # begins before it
+        (fold("summary", "m6"), ("m2", "m6")),  # begins at its message
+        (fold("m5", "summary"), None),
+        (fold("m6", "m5"), None),
+        (fold("missing", "m5"), None),
+        (fold("m1", "missing"), None),
+    ],
+)
+async def test_a_summary_is_stored_where_it_can_apply_or_not_at_all(
+    tmp_path: Path, result: dict[str, str], stored: tuple[str, str] | None, is_builtin: bool
+) -> None:  # D27
+    async with opened(tmp_path) as owner:
+        provider: Any = AgentSessionProvider(owner)
+        summarizer = Summarizer()
+        session = Session.create(provider if is_builtin else Documented(provider)).on_compaction(summarizer)
+        await append(session, *(f"m{number}" for number in range(1, 8)))
+        if stored != ("m2", "m3"):
+            overlay = await session.add_compaction("first", "m2", "m3")
+            result = {key: value.replace("summary", f"compaction_{overlay['id']}") for key, value in result.items()}
+        before = await session.get_compactions()
+        summarizer.answers = [result]
+        compacted = await session.compact()
+        after = await session.get_compactions()
+        if stored is None:
+            assert (compacted, after) == (None, before)
+        else:
+            assert compacted == CompactResult(fromMessageId=stored[0], toMessageId=stored[1], summary=result["summary"])
+            assert [(row["fromMessageId"], row["toMessageId"]) for row in after[len(before) :]] == [stored]
+
+
+async def test_a_summary_of_one_branch_starts_on_that_branch(tmp_path: Path) -> None:  # D27, B14
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("b1", "b2", "of b"))
+        session = Session.create(owner).on_compaction(summarizer)
+        await append(session, "m1", "a1", "a2")
+        await session.add_compaction("of a", "a1", "a2")
+        await session.append_message(text("b1"), "m1")
+        await append(session, "b2", "b3")
+        assert await session.compact() == CompactResult(fromMessageId="b1", toMessageId="b2", summary="of b")
+        assert await ids(session) == ["m1", "summary", "b3"]
+        assert [message["id"][:3] for message in await session.get_history("a2")] == ["m1", "com"]
+
+
+async def test_the_originals_of_a_summary_stay_readable(tmp_path: Path) -> None:  # B23
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(Summarizer(fold("m1", "m2")))
+        await append(session, "m1", "m2", "m3")
+        await session.compact()
+        assert await session.get_message("m1") == text("m1")
+        assert await session.get_path_length() == 3
+
+
+async def test_a_transcript_sent_back_by_a_client_stores_no_summary_as_a_message(tmp_path: Path) -> None:  # D11, B13
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(Summarizer(fold("m1", "m2"), fold("m1", "m3")))
+        await append(session, "m1", "m2", "m3", "m4")
+        await session.compact()
+        seen = await session.get_history()
+        for message in seen:
+            await session.append_message(message)
+        assert await session.get_history() == seen
+        await session.compact()
+        assert await ids(session) == ["summary", "m4"]
+
+
+async def test_the_estimate_counts_the_prompt_so_that_large_blocks_compact_in_time(tmp_path: Path) -> None:  # B53
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer()
+        session = automatic(owner, summarizer, threshold=1_000).with_context("memory", provider=Note("word " * 1_000))
+        await append(session, "m1")
+        assert owner.frames[0]["tokenEstimate"] > 1_300
+        assert len(summarizer.seen) == 1
+
+
+async def test_compacting_renders_the_prompt_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).with_context("memory").with_cached_prompt()
+        session.on_compaction(Summarizer(None, fold("m1", "m1")))
+        await session.freeze_system_prompt()
+        await session.replace_context_block("memory", "fresh")
+        await append(session, "m1", "m2")
+        await session.compact()
+        assert "fresh" not in await session.freeze_system_prompt()
+        await session.compact()
+        assert "fresh" in await session.freeze_system_prompt()
+
+
+async def test_a_function_that_takes_a_context_is_given_the_counter(tmp_path: Path) -> None:
+    given: list[Any] = []
+
+    def counter(messages: Messages, **_: Any) -> int:
+        return len(messages)
+
+    def compact(messages: Messages, context: CompactContext) -> None:
+        given.append(context.token_counter)
+
+    async with opened(tmp_path) as owner:
+        await automatic(owner, compact, token_counter=counter).compact()
+        assert given == [counter]
+
+
+class Documented:
+    """Only what the documentation demands of a session provider, over the built-in one."""
+
+    def __init__(self, provider: AgentSessionProvider) -> None:
+        for name in (
+            "get_message get_history get_latest_leaf get_branches get_path_length append_message update_message "
+            "delete_messages clear_messages add_compaction get_compactions"
+        ).split():
+            setattr(self, name, getattr(provider, name))
+
+
+async def test_a_provider_of_the_user_works_by_the_documented_methods_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m2"))
+        session = Session.create(Documented(AgentSessionProvider(owner))).on_compaction(summarizer).compact_after(20)
+        await append(session, "m1", "m2", "m3")
+        assert await ids(session) == ["summary", "m3"]
+        await session.append_message(text("m3"))
+        await session.append_message(text("root"), None)
+        assert await ids(session) == ["root"]
+        assert (await session.get_recent_history(1))["truncated"] is False
+        assert await session.get_history_row_stats() is None
+        assert isinstance(History(Documented(AgentSessionProvider(owner))), History)
