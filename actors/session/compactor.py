@@ -53,6 +53,7 @@ class Compactor:
         self._context = CompactContext(counter)
         self._on_error = on_error
         self._lock = asyncio.Lock()
+        self._order = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._fruitless: int | None = None
         self._is_note_read = False
@@ -70,20 +71,22 @@ class Compactor:
     def is_running(self) -> bool:
         return self._task is not None or self._lock.locked()
 
-    async def after_write(self, written: Written) -> Report | None:
-        """Tell the new estimate, if anybody needs it. Once it is below the threshold, a fruitless run holds up no other."""
-        if not self.reports:
-            return None
-        report = await self._status.report("idle", path_tokens=written.path_tokens)
-        if self.is_automatic and report.error is None and not self._is_above(report):
-            await self._remember(None)
-        return report
+    async def after_write(self, written: Written) -> None:
+        """Tell the new estimate, if anybody needs it, in the order of the writes."""
+        if self.reports:
+            async with self._order:
+                await self._tell(written)
 
     async def after_append(self, written: Written) -> None:
         """`after_write`, and start a run in the background if the estimate asks for it."""
-        report = await self.after_write(written)
-        if report is not None and written.is_changed:
-            await self._consider(report)
+        if not self.reports:
+            return
+        async with self._order:
+            report = await self._tell(written)
+            if written.is_changed and report.error is None:
+                await self._consider(report)
+        if written.is_changed and report.error is not None:
+            await self._handle(report.error)
 
     async def run(self) -> CompactResult | None:
         """Wait for a run that is going on, then run; None if nothing was folded or the function failed.
@@ -109,18 +112,6 @@ class Compactor:
                 await self._remember(None)
             return stored
 
-    async def _consider(self, report: Report) -> None:
-        if report.error is not None:
-            await self._handle(report.error)
-            return
-        if self.is_running or not self._is_above(report):
-            return
-        fruitless = await self._last_fruitless()
-        has_grown = fruitless is None or report.tokens >= fruitless + GROWTH * (self._threshold or 0)
-        if has_grown and not self.is_running:
-            self._task = asyncio.create_task(self._run_automatically(), name="session compaction")
-            self._task.add_done_callback(self._forget_task)
-
     async def settled(self) -> None:
         """Return when no run is going on."""
         while self._task is not None:
@@ -135,6 +126,21 @@ class Compactor:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+
+    async def _tell(self, written: Written) -> Report:
+        report = await self._status.report("idle", path_tokens=written.path_tokens)
+        if self.is_automatic and report.error is None and not self._is_above(report):
+            await self._remember(None)  # below the threshold, a fruitless run holds up no other
+        return report
+
+    async def _consider(self, report: Report) -> None:
+        if self.is_running or not self._is_above(report):
+            return
+        fruitless = await self._last_fruitless()
+        has_grown = fruitless is None or report.tokens >= fruitless + GROWTH * (self._threshold or 0)
+        if has_grown and not self.is_running:
+            self._task = asyncio.create_task(self._run_automatically(), name="session compaction")
+            self._task.add_done_callback(self._forget_task)
 
     async def _handle(self, error: Exception) -> None:
         """Give an error of automatic compaction to the user's handler; what that raises is only logged."""

@@ -195,9 +195,8 @@ class Session(SessionBuilder):
 
     async def _restore_skills(self) -> None:
         """What was loaded before a change counts as loaded after it."""
-        parts = self._parts
-        if parts.blocks.has_skills and not parts.skills.is_restored:
-            await parts.skills.restore()
+        if self._parts.blocks.has_skills:
+            await self._parts.skills.restore()
 
 
 def _text(content: Any) -> str:

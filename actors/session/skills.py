@@ -35,21 +35,19 @@ class LoadedSkills:
         self._loaded: set[Skill] | None = None
         self._lock = asyncio.Lock()
 
-    @property
-    def is_restored(self) -> bool:
-        return self._loaded is not None
-
     async def restore(self) -> set[Skill]:
-        """What is loaded; found in the history (or in the note of a good night) the first time."""
-        if self._loaded is None:
-            async with self._lock:
-                if self._loaded is None:
-                    note = await self._history.take_note(NOTE)
-                    if note is not None:
-                        self._loaded = {(label, key) for label, key in json.loads(note)}
-                    else:
-                        self._loaded = loaded_in(await self._history.tool_messages(LOAD_TOOL))
-        return self._loaded
+        """What is loaded; found in the history (or in the note of a good night) the first time.
+
+        Callers go on in the order in which they came, also while the first one is reading.
+        """
+        async with self._lock:
+            if self._loaded is None:
+                note = await self._history.take_note(NOTE)
+                if note is not None:
+                    self._loaded = {(label, key) for label, key in json.loads(note)}
+                else:
+                    self._loaded = loaded_in(await self._history.tool_messages(LOAD_TOOL))
+            return self._loaded
 
     def add(self, skill: Skill) -> None:
         if self._loaded is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_support import Owner, opened, text
+from session_support import Library, Owner, opened, text
 
 from actors.errors import NotSupported
 from actors.session import Session
@@ -20,9 +20,9 @@ def count_hops(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for kind in ("read", "write"):
         original = getattr(owner.database, kind)
 
-        def counted(run: Any, kind: str = kind, original: Any = original) -> Any:
+        def counted(run: Any, kind: str = kind, original: Any = original, **options: Any) -> Any:
             hops.append(kind)
-            return original(run)
+            return original(run, **options)
 
         monkeypatch.setattr(owner.database, kind, counted)
     return hops
@@ -82,6 +82,21 @@ async def test_frames_and_answers_come_in_the_order_of_the_appends(tmp_path: Pat
         estimates = [frame["tokenEstimate"] for frame in owner.frames]
         assert estimates == sorted(set(estimates))
         assert [message["id"] for message in await session.get_history()] == [f"m{number}" for number in range(50)]
+
+
+async def test_writes_of_a_session_with_skills_keep_their_order_while_the_first_looks_for_them(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).with_context("skills", provider=Library())
+
+        async def late(number: int) -> None:
+            for _ in range(number % 7):
+                await asyncio.sleep(0)
+            started.append(f"m{number}")
+            await session.append_message(text(f"m{number}"))
+
+        started: list[str] = []
+        await asyncio.gather(*(late(number) for number in range(40)))
+        assert [message["id"] for message in await session.get_history()] == started
 
 
 async def test_a_frame_is_sent_only_when_its_message_is_durable(tmp_path: Path) -> None:
