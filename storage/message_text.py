@@ -8,7 +8,10 @@ from storage import json_text
 
 def message_text(message: Mapping[str, Any]) -> str:
     """The text parts, joined by a space; reasoning, tools and files are not searched."""
-    texts = [part.get("text") for part in message["parts"] if part.get("type") == "text"]
-    return " ".join(
-        "" if text is None else text if isinstance(text, str) else json_text.javascript_json(text) for text in texts
-    )
+    return " ".join(_text(part.get("text")) for part in message["parts"] if part.get("type") == "text")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None or isinstance(value, (list, dict)) else json_text.javascript_json(value)

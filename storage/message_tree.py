@@ -37,7 +37,11 @@ def prepare(message: Mapping[str, Any] | SessionMessage | Prepared) -> Prepared:
         return message
     plain, text = encode(message)
     size = len(text) if text.isascii() else len(text.encode())
-    return Prepared(plain["id"], plain["role"], text, Sums(1, size, estimate_one(plain)))
+    try:
+        tokens = estimate_one(plain)
+    except RecursionError:
+        raise InvalidMessage("nested too deeply") from None
+    return Prepared(plain["id"], plain["role"], text, Sums(1, size, tokens))
 
 
 def append(

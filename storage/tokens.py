@@ -24,7 +24,8 @@ IMAGE_TOKENS = 1_000
 _LONG = 4 * IMAGE_TOKENS  # shorter text cannot count more than one image
 _ODD_SPACE = re.compile("[\x1c-\x1f\x85\ufeff]")  # where Python's str.split() and JavaScript's \s disagree
 _WORD = re.compile("[^\t\n\v\f\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff]+")
-_DATA_URL = re.compile(rf"data:[^,;\s\"]{{0,200}}(?:;[^,;\s\"]{{0,200}}){{0,8}};base64,[A-Za-z0-9+/=_-]{{{_LONG},}}")
+_LONG_BASE64 = re.compile(rf";base64,[A-Za-z0-9+/=_-]{{{_LONG},}}")
+_MEDIA_TYPE_LENGTH = 1_000  # of a data URL, before its base64
 _MAYBE_FLOAT = re.compile(rb"\.0[,\]}]|\.0$|\d[eE][-+]?\d")
 
 
@@ -50,9 +51,9 @@ def utf16_length(text: str) -> int:
 
 
 def _word_count(text: str) -> int:
-    if text.isascii() and not _ODD_SPACE.search(text):
-        return len(text.split())
-    return sum(1 for _ in _WORD.finditer(text)) if _ODD_SPACE.search(text) else len(text.split())
+    if _ODD_SPACE.search(text):
+        return sum(1 for _ in _WORD.finditer(text))
+    return len(text.split())
 
 
 def _part_tokens(part: Any) -> int:
@@ -97,8 +98,14 @@ def _value_tokens(value: Any) -> int:
 def _text_tokens(text: str) -> int:
     if len(text) <= _LONG or ";base64," not in text:
         return estimate_string_tokens(text)
-    rest, images = _DATA_URL.subn("", text)
-    return estimate_string_tokens(rest) + images * IMAGE_TOKENS
+    kept: list[str] = []
+    images = end = 0
+    for match in _LONG_BASE64.finditer(text):
+        start = text.rfind("data:", max(end, match.start() - _MEDIA_TYPE_LENGTH), match.start())
+        if start >= 0:
+            kept.append(text[end:start])
+            images, end = images + 1, match.end()
+    return estimate_string_tokens("".join(kept) + text[end:]) + images * IMAGE_TOKENS
 
 
 def _without_image_data(value: Any) -> tuple[Any, int]:

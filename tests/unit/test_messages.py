@@ -280,6 +280,22 @@ async def test_clearing_leaves_no_row_of_the_session(database, provider):
     assert not (await provider.clear_and_estimate()).inserted
 
 
+async def test_every_depth_is_stored_and_found_or_refused(provider):
+    value: object = "leaf"
+    for depth in range(1, 1_300):
+        value = [value]
+        if depth % 97:
+            continue
+        parts = [{"type": "tool-x", "output": value}, {"type": "text", "text": value}, {"type": "text", "text": "word"}]
+        try:
+            await provider.append_message({"id": f"m{depth}", "role": "user", "parts": parts})
+        except InvalidMessage:
+            assert depth > 254
+            continue
+        assert (await provider.get_history())[-1]["parts"] == parts
+        assert (await provider.search_messages("word", 1_000))[-1]["id"] == f"m{depth}"
+
+
 @pytest.mark.parametrize("bad", ["m1", b"m1", 5, None])
 async def test_the_ids_to_delete_must_be_a_list(provider, bad):
     await fill(provider, "m1")

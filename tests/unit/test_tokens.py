@@ -73,6 +73,11 @@ def test_lone_surrogates_do_not_break_the_estimate():
     assert estimate_string_tokens("\ud800" * 8) == 2
 
 
+def test_text_made_to_look_like_images_is_counted_in_linear_time():
+    for text in ("data:" * 1_000_000 + ";base64,", "data:;base64," * 300_000, ";base64," + "data:;" * 1_000_000):
+        assert estimate_one(message({"type": "text", "text": text})) >= len(text) // 4
+
+
 def test_odd_parts_are_counted_without_an_error():
     assert estimate_one({"id": "m", "role": "user"}) == 4
     assert estimate_one(message("not an object", {"type": 5, "text": 7}, {"text": [1.0]})) == 4 + 2 + 2
