@@ -194,6 +194,14 @@ async def test_after_a_fruitless_run_the_next_waits_for_a_tenth_of_the_threshold
         assert len(summarizer.seen) == 4
 
 
+async def test_after_a_failed_run_the_next_waits_too(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(OSError("down"))
+        session = automatic(owner, summarizer, threshold=100, token_counter=lambda **_: 105)
+        await append(session, "m1", "m2", "m3")
+        assert len(summarizer.seen) == 1
+
+
 async def test_below_the_threshold_a_fruitless_run_is_forgotten_also_after_an_awakening(tmp_path: Path) -> None:
     count = 200
 
@@ -247,6 +255,7 @@ async def test_a_run_that_shortens_may_be_followed_by_another_at_once(tmp_path: 
         (fold("summary", "m6"), ("m2", "m6")),  # begins at its message
         (fold("m5", "summary"), None),
         (fold("m6", "m5"), None),
+        (fold("m1", "m3"), None),  # ends inside one that applies
         (fold("missing", "m5"), None),
         (fold("m1", "missing"), None),
     ],
