@@ -1,6 +1,7 @@
 """SQLite connections, opened the right way: the one that writes, and the one that reads the last confirmed state."""
 
 import contextlib
+import logging
 import os
 import sqlite3
 import threading
@@ -15,6 +16,8 @@ T = TypeVar("T")
 
 PAGE_SIZE = 4096
 BUSY_MS = 5000
+
+log = logging.getLogger("perdure.storage")
 
 
 def connect_writer(path: Path, *, is_replicated: bool, max_bytes: int | None = None) -> sqlite3.Connection:
@@ -64,7 +67,14 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_replicated: bool,
         raise _explain(exc, path) from exc
     if is_replicated and journal_mode != "wal":
         raise LocalDiskFailed(f"{path}: SQLite cannot keep a write-ahead log on this file system")
-    expected = {"cache_spill": 0, "foreign_keys": 1, "trusted_schema": 0, "locking_mode": "normal"}
+    expected: dict[str, int | str] = {
+        "cache_spill": 0,
+        "foreign_keys": 1,
+        "trusted_schema": 0,
+        "locking_mode": "normal",
+    }
+    if is_replicated:
+        expected |= {"synchronous": 0, "wal_autocheckpoint": 0}
     for name, value in expected.items():
         if _pragma(connection, name) != value:
             raise LocalDiskFailed(f"this SQLite ({sqlite3.sqlite_version}) does not obey PRAGMA {name}")
@@ -108,18 +118,29 @@ class ConfirmedReader:
         self._is_closed = False
 
     def open(self) -> None:
-        """Begin to hold the present state, which must be a confirmed one. Nothing happens when it is open already."""
+        """Begin to hold the present state, which must be a confirmed one. Nothing happens when it is open already.
+
+        When it cannot be opened, now or at a `renew`, only the reads fail that would have come from it.
+        """
         with self._lock:
             if self._connection is None and not self._is_closed:
-                self._connection = self._connect()
+                try:
+                    self._connection = self._connect()
+                except sqlite3.Error as exc:
+                    log.warning("no reader of the last confirmed state: %s", exc)
 
     def renew(self) -> None:
         """Hold the present state from now on, if open."""
         with self._lock:
             if self._connection is not None:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                _hold(self._connection)
+                try:
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
+                    _hold(self._connection)
+                except sqlite3.Error as exc:
+                    log.warning("no reader of the last confirmed state: %s", exc)
+                    self._connection.close()
+                    self._connection = None
 
     def release(self) -> None:
         """Hold no state until `renew`, so that a checkpoint can restart the log."""
@@ -128,10 +149,10 @@ class ConfirmedReader:
                 self._connection.execute("ROLLBACK")
 
     def read(self, run: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function that only reads. The reader must be open."""
+        """Run a function that only reads. Raises LocalDiskFailed when the reader is not open."""
         with self._lock:
             if self._connection is None:
-                raise LocalDiskFailed("the file is closed")
+                raise LocalDiskFailed("the last confirmed state is not at hand")
             return run(self._connection)
 
     def close(self) -> None:

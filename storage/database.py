@@ -25,7 +25,16 @@ import aiosqlite
 
 from storage.connections import ConfirmedReader, connect_writer
 from storage.deadline import Deadline, StoreWatch
-from storage.errors import Closed, Fenced, OutcomeUnknown, Overloaded, StorageError, StoreUnavailable
+from storage.errors import (
+    Closed,
+    CorruptDatabase,
+    Fenced,
+    LocalDiskFailed,
+    OutcomeUnknown,
+    Overloaded,
+    StorageError,
+    StoreUnavailable,
+)
 from storage.groups import Operation, run_group
 from storage.replication import BEAT_SECONDS, Replicator, StorageOptions
 
@@ -66,7 +75,9 @@ class Database:
         self._watch = StoreWatch(self._loop.time)
         self._queue: deque[Operation] = deque()
         self._queued_bytes = 0
+        self._running: list[Operation] = []  # the group that is in the thread, or waits for the store
         self._pump_task: asyncio.Task[None] | None = None
+        self._closing_task: asyncio.Task[StorageError | None] | None = None
         self._stale_reads: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._is_released = False
@@ -108,20 +119,17 @@ class Database:
         return self._down is not None
 
     async def close(self) -> StorageError | None:
-        """Finish what was submitted, then close the file. Idempotent; raises nothing.
+        """Finish what was submitted, then close the file. Idempotent; raises nothing; goes on when the wait is cancelled.
 
         Of a replicated file: None when it ended with a CLOSE record, else why it did not (what was acknowledged is safe
         all the same). Waits at most ``store_deadline_seconds`` for the store.
         """
-        if self._is_closed:
-            return self._lost
         self._is_closed = True
-        if self._replicator is None:
-            while self._pump_task is not None:
-                await asyncio.shield(self._pump_task)
-            await self._connection.close()
-            return None
-        return await self._close_replicated()
+        if self._closing_task is None:
+            self._closing_task = self._loop.create_task(
+                self._close_plain() if self._replicator is None else self._close_replicated()
+            )
+        return await asyncio.shield(self._closing_task)
 
     async def abandon(self) -> None:
         """Let go of the file at once: nothing more is written, waiters get Closed or OutcomeUnknown. Idempotent."""
@@ -129,6 +137,8 @@ class Database:
         if self._lost is None:
             self._lost = Closed()
             self._refuse_all(Closed())
+        for operation in self._running:
+            _fail(operation, OutcomeUnknown() if operation.writes else Closed())
         await self._release(cleanly=False)
 
     # ---- the queue and its groups ----
@@ -171,15 +181,15 @@ class Database:
     async def _pump(self) -> None:
         try:
             while self._queue and self._lost is None:
-                group = self._take_group()
+                self._running = self._take_group()
                 if self._replicator is None:
-                    await self._run_group(group)
+                    await self._run_group(self._running)
                 else:
-                    await self._run_replicated(group, self._replicator)
-        except BaseException as exc:
-            self._lose(OutcomeUnknown(), exc, [])
-            raise
+                    await self._run_replicated(self._running, self._replicator)
+        except Exception as exc:
+            self._lose(OutcomeUnknown(), exc, self._running)
         finally:
+            self._running = []
             self._pump_task = None
 
     async def _run_replicated(self, group: list[Operation], replicator: Replicator) -> None:
@@ -199,6 +209,11 @@ class Database:
             result = await self._in_thread(run_group, self._raw, group, self._replicator, self._reader, self._watch)
         except Fenced as exc:
             self._lose(exc, exc, group)
+            return
+        except CorruptDatabase as exc:
+            if self._replicator is not None:  # a copy: the store has the truth, and the next wake restores it
+                self._lose(LocalDiskFailed(str(exc)), exc, group)
+            _deliver(group, [exc] * len(group))
             return
         except StorageError as exc:  # certainly not executed
             _deliver(group, [exc] * len(group))
@@ -283,10 +298,11 @@ class Database:
         if operation.future.done():
             return
         try:
-            if not self._replicator.proof.allows_stale_reads:
+            if not self._replicator.proof.allows_stale_reads():
                 raise self._down or StoreUnavailable("it has not answered for too long")
-            # not yet open means that nothing was written through this object, so that the file is the confirmed state
-            result = await asyncio.to_thread(_open_and_read, self._reader, operation.run)
+            if not any(other.writes for other in self._running):  # then the file is the confirmed state
+                await asyncio.to_thread(self._reader.open)
+            result = await asyncio.to_thread(self._reader.read, operation.run)
         except Exception as exc:
             _fail(operation, exc)
         else:
@@ -307,15 +323,20 @@ class Database:
         if not isinstance(reason, StorageError) and isinstance(reason, Exception):
             log.error("the database is given up", exc_info=reason)
         for operation in group:
-            _fail(operation, waiters_get if operation.writes else self._lost)
+            _fail(operation, waiters_get)
         self._refuse_all(self._lost if isinstance(self._lost, Fenced) else Closed())
         if self._on_lost is not None:
-            self._on_lost(self._lost)
+            self._loop.call_soon(self._on_lost, self._lost)
 
     def _refuse_all(self, exc: StorageError) -> None:
         while self._queue:
             _fail(self._queue.popleft(), exc)
         self._queued_bytes = 0
+
+    async def _close_plain(self) -> None:
+        while self._pump_task is not None:
+            await asyncio.shield(self._pump_task)
+        await self._connection.close()
 
     async def _close_replicated(self) -> StorageError | None:
         limit = self._loop.time() + self._options.store_deadline_seconds
@@ -370,6 +391,8 @@ class Database:
             self._beat_handle.cancel()
         if self._pump_task is not None:
             self._pump_task.cancel()
+            for operation in self._running:
+                _fail(operation, OutcomeUnknown() if operation.writes else Closed())
         ending = self._loop.create_task(self._end(cleanly))
         done, _ = await asyncio.wait({ending}, timeout=_RELEASE_SECONDS)
         if not done:
@@ -389,16 +412,12 @@ class Database:
 
     def _end_in_thread(self, cleanly: bool) -> None:
         self._is_ended = True
-        if self._reader is not None:
-            self._reader.close()
+        assert self._replicator is not None
+        assert self._reader is not None
+        self._replicator.stop()
+        self._reader.close()
         self._raw.close()
-        if self._replicator is not None:
-            self._replicator.closed(cleanly=cleanly)
-
-
-def _open_and_read(reader: ConfirmedReader, run: Callable[[sqlite3.Connection], Any]) -> Any:
-    reader.open()
-    return reader.read(run)
+        self._replicator.closed(cleanly=cleanly)
 
 
 def _deliver(group: list[Operation], outcomes: list[Any]) -> None:
@@ -468,6 +487,7 @@ class _Opening:
 
     async def _open(self) -> aiosqlite.Connection:
         connection = aiosqlite.Connection(self._connect, 64)
+        connection._thread.daemon = True  # one that hangs in the store must not keep the process alive
         return await connection
 
     def _close_later(self, task: "asyncio.Future[aiosqlite.Connection]") -> None:

@@ -68,7 +68,7 @@ def _prove(replicator: Replicator, watch: StoreWatch) -> StoreUnavailable | None
     try:
         replicator.prove()
     except StoreUnavailable as exc:
-        return None if replicator.proof.allows_stale_reads else exc
+        return None if replicator.proof.allows_stale_reads() else exc
     finally:
         watch.end()
     return None
@@ -99,6 +99,7 @@ def _commit(connection: sqlite3.Connection, group: list[Operation]) -> list[Outc
         raise _as_storage_error(exc) from exc
     try:
         outcomes = [_attempt_in_savepoint(connection, op) if op.writes else _attempt(connection, op) for op in group]
+        _raise_if_damaged(outcomes)
         connection.execute("COMMIT")
     except BaseException as exc:
         if connection.in_transaction:
@@ -120,6 +121,7 @@ def _read(connection: sqlite3.Connection, group: list[Operation]) -> list[Outcom
             connection.execute("ROLLBACK")
     if connection.total_changes != changes:
         return [RuntimeError("a read must not write")] * len(group)
+    _raise_if_damaged(outcomes)
     return outcomes
 
 
@@ -127,7 +129,7 @@ def _attempt(connection: sqlite3.Connection, operation: Operation) -> Outcome:
     try:
         return (operation.run(connection),)
     except Exception as exc:
-        return exc
+        return _explain(connection, exc)
 
 
 def _attempt_in_savepoint(connection: sqlite3.Connection, operation: Operation) -> Outcome:
@@ -147,7 +149,9 @@ def _attempt_in_savepoint(connection: sqlite3.Connection, operation: Operation) 
 
 
 def _explain(connection: sqlite3.Connection, exc: BaseException) -> BaseException:
-    """A full database is a limit when it is as big as it may be, otherwise it is the disk."""
+    """A full database is a limit when it is as big as it may be, otherwise it is the disk; a damaged one is damaged."""
+    if isinstance(exc, sqlite3.DatabaseError) and _is_damage(exc):
+        return _caused(CorruptDatabase("The local file", str(exc)), exc)
     if isinstance(exc, sqlite3.OperationalError) and getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         pages, limit, page_size = (
             int(connection.execute(f"PRAGMA {name}").fetchall()[0][0])
@@ -160,9 +164,19 @@ def _explain(connection: sqlite3.Connection, exc: BaseException) -> BaseExceptio
 
 
 def _as_storage_error(exc: sqlite3.Error) -> StorageError:
-    if getattr(exc, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return CorruptDatabase("The file of this conversation", str(exc))
-    return LocalDiskFailed(str(exc))
+    return CorruptDatabase("The local file", str(exc)) if _is_damage(exc) else LocalDiskFailed(str(exc))
+
+
+def _is_damage(exc: sqlite3.Error) -> bool:
+    """Of the file; full-text tables use the same code for a query that contradicts their content."""
+    code = getattr(exc, "sqlite_errorcode", 0)
+    return code != sqlite3.SQLITE_CORRUPT_VTAB and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _raise_if_damaged(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, CorruptDatabase):
+            raise outcome
 
 
 def _caused(exc: StorageError, cause: BaseException) -> StorageError:

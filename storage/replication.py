@@ -78,7 +78,6 @@ class Proof:
         """The store gave no answer a moment ago: asking again for each read would only make each of them slow."""
         return self._clock() - self._failed_at < _RETRY_PROOF_SECONDS
 
-    @property
     def allows_stale_reads(self) -> bool:
         """Whether the last confirmed state may be read while the store gives no answer."""
         self.beat()
@@ -117,6 +116,9 @@ class Replicator(Protocol):
 
     def closing(self, connection: sqlite3.Connection) -> None:
         """Everything is confirmed and nothing will be written any more. Raises like `ship`."""
+
+    def stop(self) -> None:
+        """Before any connection is closed: end whatever reads the file on its own. May be called again."""
 
     def closed(self, *, cleanly: bool) -> None:
         """Every connection is closed, after a `closing` that returned (``cleanly``) or at any other time."""

@@ -92,8 +92,8 @@ class SlotLog:
         self.is_owner = False
         self.is_closed = False  # by CLOSE
         self.fenced: Fenced | None = None
-        self.snapshot = NOTHING  # the newest one known
-        self.log_bytes = 0  # since that snapshot
+        self.bytes = 0  # of the records that this object has read and written
+        self._snapshot = (NOTHING, 0)  # the newest one known, and `bytes` then; one value: another thread sets it
         self.last_writer = b""  # node of the newest OPEN that the claim met
         self.was_closed = True  # whether the epoch before this one wrote CLOSE
 
@@ -101,6 +101,19 @@ class SlotLog:
     def has_pending(self) -> bool:
         """A record was encoded for the next slot and is not confirmed."""
         return self._pending is not None
+
+    @property
+    def snapshot(self) -> Base:
+        """The newest one known."""
+        return self._snapshot[0]
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        return self.bytes - self._snapshot[1]
+
+    def note_snapshot(self, base: Base, at_bytes: int) -> None:
+        """There is a snapshot, made when `bytes` was ``at_bytes``. May be called in any thread."""
+        self._snapshot = (base, at_bytes)
 
     # ---- claim ----
 
@@ -146,7 +159,7 @@ class SlotLog:
 
     def _start_at(self, base: Base) -> None:
         self.slot, self.digest, self.epoch = base.slot, base.digest, base.epoch
-        self.snapshot, self.log_bytes = base, 0
+        self._snapshot, self.bytes = (base, 0), 0
         self.last_writer, self.was_closed = b"", True
 
     def _replay(self, image: Image, base: Base) -> bool:
@@ -245,16 +258,14 @@ class SlotLog:
     def _accept(self) -> None:
         pending, self._pending = self._pending, None
         assert pending is not None
-        if pending.header.kind is Kind.OPEN:
-            self.slot, self.epoch = pending.slot, pending.header.epoch
-        self.slot, self.digest = pending.slot, digest_of(pending.data)
-        self.log_bytes += len(pending.data)
+        self.slot, self.digest, self.epoch = pending.slot, digest_of(pending.data), pending.header.epoch
+        self.bytes += len(pending.data)
         if pending.header.kind is Kind.CLOSE:
             self.is_owner, self.is_closed = False, True
 
     def _take(self, header: Header, digest: bytes, size: int) -> None:
         self.slot, self.digest, self.epoch = header.slot, digest, max(self.epoch, header.epoch)
-        self.log_bytes += size
+        self.bytes += size
         self.was_closed = header.kind is Kind.CLOSE
         if header.kind is Kind.OPEN:
             self.last_writer = header.node

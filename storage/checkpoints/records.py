@@ -77,9 +77,11 @@ class Codec:
         parts = [_pack(header, _ZSTD)]
         number = 0
         for piece in images:
+            raw: list[bytes] = []
             for offset in range(0, len(piece), size):
                 number += 1
-                parts.append(stream.compress(_PAGE.pack(number) + piece[offset : offset + size]))
+                raw += (_PAGE.pack(number), piece[offset : offset + size])
+            parts.append(stream.compress(b"".join(raw)))
         parts.append(stream.flush())
         return _seal(b"".join(parts))
 

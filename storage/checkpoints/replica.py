@@ -64,6 +64,7 @@ class Replica:
         self._now_ms = now_ms
         self._tail: WalTail | None = None
         self._descriptor = -1  # of the database file; see WalTail about closing it
+        self._page_size = PAGE_SIZE
         self._is_whole = False  # the next shipment is the whole database: nothing of it is in the log yet
         self._outbox: Change | None = None
         self._is_hinted = False
@@ -105,12 +106,12 @@ class Replica:
         warm = Base(clean.slot, bytes.fromhex(clean.digest), clean.epoch) if clean else None
         self.started_warm = self.log.claim(image, warm) is warm and warm is not None
         if self.started_warm and clean is not None:
-            self.log.snapshot = Base(clean.snapshot_slot, b"", clean.epoch, clean.snapshot_size)
-            self.log.log_bytes += clean.log_bytes
+            self.log.note_snapshot(Base(clean.snapshot_slot, b"", clean.epoch, clean.snapshot_size), -clean.log_bytes)
 
     def opened(self, connection: sqlite3.Connection) -> None:
         self._tail = WalTail(self._file.path)
         self._descriptor = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._page_size = int(connection.execute("PRAGMA page_size").fetchall()[0][0])
         if self._prepare is not None:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -121,8 +122,8 @@ class Replica:
             connection.execute("COMMIT")
         if self._is_whole:
             self._tail.skip()
-        else:
-            self._send(self._tail.read())
+        elif (change := self._tail.read()) is not None:
+            self._send(change)
 
     # ---- while awake ----
 
@@ -133,18 +134,24 @@ class Replica:
             self.prove()
             return
         if self._is_whole:
-            change = _whole(connection)
+            change = _whole(connection, self._page_size)
             self._is_whole = False
         self._send(change)
 
     def retry(self) -> None:
-        self._send(None)
+        if self._outbox is None and not self.log.has_pending:
+            self._prove_now()  # nothing was changed: it was the proof that had no answer
+        else:
+            self._send(None)
 
     def prove(self) -> None:
         if self.proof.is_fresh:
             return
         if self.proof.has_just_failed:
             raise StoreUnavailable("it did not answer a moment ago")
+        self._prove_now()
+
+    def _prove_now(self) -> None:
         at = self.proof.now()
         try:
             self.log.prove()
@@ -154,6 +161,7 @@ class Replica:
         self.proof.renew(at)
 
     def _send(self, change: Change | None) -> None:
+        """Confirm ``change``, or what an earlier call could not confirm."""
         if change is not None:
             self._outbox = change
         at = self.proof.now()
@@ -174,21 +182,25 @@ class Replica:
 
     @property
     def _is_snapshot_due(self) -> bool:
-        if self._snapshot_thread is not None and self._snapshot_thread.is_alive():
+        if self._is_whole or not self._is_file_free:
             return False
         return self.log.slot >= self._next_attempt and self._is_log_long
 
     @property
+    def _is_file_free(self) -> bool:
+        """Whether a checkpoint may change the file: no snapshot is reading it."""
+        return self._snapshot_thread is None or not self._snapshot_thread.is_alive()
+
+    @property
     def _is_log_long(self) -> bool:
         base = self.log.snapshot
-        return self.log.slot - base.slot > self._options.snapshot_slots or self.log.log_bytes > max(
+        return self.log.slot - base.slot > self._options.snapshot_slots or self.log.bytes_since_snapshot > max(
             self._options.snapshot_bytes, base.size // 2
         )
 
     @property
     def _is_wal_long(self) -> bool:
-        is_free = self._snapshot_thread is None or not self._snapshot_thread.is_alive()
-        return is_free and self._tail is not None and self._tail.size > _MAX_WAL_BYTES
+        return self._is_file_free and self._tail is not None and self._tail.size > _MAX_WAL_BYTES
 
     def settle(self, connection: sqlite3.Connection) -> None:
         if not self._is_hinted:
@@ -218,12 +230,12 @@ class Replica:
             digest=self.log.digest,
             epoch=self.log.epoch,
             descriptor=self._descriptor,
-            page_size=PAGE_SIZE,
-            db_pages=os.fstat(self._descriptor).st_size // PAGE_SIZE,
+            page_size=self._page_size,
+            db_pages=os.fstat(self._descriptor).st_size // self._page_size,
             time_ms=self._now_ms(),
             nonce=self.log.nonce,
             node=self.log.node,
-            log_bytes=self.log.log_bytes,
+            at_bytes=self.log.bytes,
         )
 
     def _snapshot(self, cut: Cut) -> None:
@@ -231,8 +243,7 @@ class Replica:
         try:
             self._raise_if_fenced()
             size = write_snapshot(self._store, self.log.prefix, cut)
-            self.log.log_bytes -= cut.log_bytes
-            self.log.snapshot = Base(cut.slot, cut.digest, cut.epoch, size)
+            self.log.note_snapshot(Base(cut.slot, cut.digest, cut.epoch, size), cut.at_bytes)
             horizon = self._now_ms() - int(self._options.retention_seconds * 1000)
             collect(self._store, self.log.prefix, older_than_ms=horizon, prove=self._raise_if_fenced)
         except Fenced:
@@ -247,17 +258,24 @@ class Replica:
             raise self.log.fenced
 
     def _write_hint(self) -> None:
-        write_meta(self._store, self.key, self.facts, epoch=self.log.epoch, slot=self.log.slot, now_ms=self._now_ms())
-        self._is_hinted = True
+        self._is_hinted = True  # tried once; it is written again at the end
+        try:
+            write_meta(
+                self._store, self.key, self.facts, epoch=self.log.epoch, slot=self.log.slot, now_ms=self._now_ms()
+            )
+        except StorageError as exc:
+            log.warning("no hint for %s: %s", self.key.digest, exc)
 
     # ---- the end ----
 
     def closing(self, connection: sqlite3.Connection) -> None:
-        self._join()
-        if not self.log.is_owner and not self.log.has_pending:
-            if self.log.fenced is not None:
-                raise self.log.fenced
-            return
+        self.stop()
+        if self.log.fenced is not None:
+            raise self.log.fenced
+        if self._outbox is not None:
+            raise StoreUnavailable("it has not confirmed the last write")
+        if not self.log.is_owner and not self.log.is_closed:
+            return  # never claimed
         if self.log.has_pending:
             self.log.resend()
         elif not self.log.is_closed:
@@ -265,39 +283,39 @@ class Replica:
                 self._next_attempt = self.log.slot + _SLOTS_BETWEEN_ATTEMPTS
                 self._snapshot(self._cut())
             self.log.close()
+        self._write_hint()
         try:
-            self._write_hint()
             self._is_flat = self._checkpoint(connection)
-        except (StorageError, sqlite3.Error) as exc:
+        except sqlite3.Error as exc:
             log.warning("after the end of %s: %s", self.key.digest, exc)
 
+    def stop(self) -> None:
+        if self._snapshot_thread is not None:
+            self._snapshot_thread.join()
+
     def closed(self, *, cleanly: bool) -> None:
-        self._join()
         if self._tail is not None:
             self._tail.close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
         try:
-            if cleanly and self._is_flat and self.log.is_closed:
+            # a whole file still to be shipped holds tables that are not in the log: nobody may go on from it
+            if cleanly and self._is_flat and self.log.is_closed and not self._is_whole:
                 self._file.keep(
                     slot=self.log.slot,
                     digest=self.log.digest,
                     epoch=self.log.epoch,
                     snapshot=self.log.snapshot,
-                    log_bytes=self.log.log_bytes,
+                    log_bytes=self.log.bytes_since_snapshot,
                 )
             else:
                 self._file.drop()
         except OSError as exc:
             log.warning("the local file of %s: %s", self.key.digest, exc)
 
-    def _join(self) -> None:
-        if self._snapshot_thread is not None:
-            self._snapshot_thread.join()
 
-
-def _whole(connection: sqlite3.Connection) -> Change:
+def _whole(connection: sqlite3.Connection, page_size: int) -> Change:
     data = connection.serialize()
-    pages = {n + 1: data[n * PAGE_SIZE : (n + 1) * PAGE_SIZE] for n in range(len(data) // PAGE_SIZE)}
-    return Change(PAGE_SIZE, len(pages), pages)
+    pages = {n + 1: data[n * page_size : (n + 1) * page_size] for n in range(len(data) // page_size)}
+    return Change(page_size, len(pages), pages)

@@ -29,7 +29,7 @@ class Cut:
     time_ms: int
     nonce: bytes
     node: bytes
-    log_bytes: int  # of the log since the snapshot before
+    at_bytes: int  # `SlotLog.bytes` then
 
 
 def write_snapshot(store: CheckpointStore, prefix: str, cut: Cut) -> int:

@@ -90,16 +90,16 @@ def probe(store: CheckpointStore) -> None:
     Run once at start, before anything is written: some servers of the S3 protocol accept the condition of a create
     and ignore it.
     """
-    folder = f"probe/{secrets.token_hex(16)}"
-    key = f"{folder}/race"
+    mark = secrets.token_hex(16)
+    names = [f"{mark}-one", f"{mark}-race"]
     try:
-        _probe_create(store, f"{folder}/one")
-        _probe_race(store, key)
-        if list(store.list(f"{folder}/")) != ["one", "race"]:
+        _probe_create(store, f"probe/{names[0]}")
+        _probe_race(store, f"probe/{names[1]}")
+        if [name for name in store.list("probe/") if name.startswith(mark)] != names:
             raise UnsafeStore(store.name, "a list does not show what was just created")
     finally:
-        for name in ("one", "race", "hint"):
-            store.delete(f"{folder}/{name}")
+        for name in names:
+            store.delete(f"probe/{name}")
 
 
 def _probe_create(store: CheckpointStore, key: str) -> None:
