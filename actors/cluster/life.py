@@ -110,8 +110,7 @@ class Life:
     def refuse_line(self, room: Room, why: Refusal) -> None:
         """All that waits there gets a definite refusal; nobody needs an actor for it any more."""
         refuse_all(self._front(), room, why)
-        if room.state is RoomState.WAITING:
-            self.pump(room)
+        self.pump(room)
 
     # ---- waking
 
@@ -320,11 +319,14 @@ class Life:
 
     def _put_back(self, room: Room, commands: list[Command]) -> int:
         """In front of the line; how many. What had been put back before is refused: each is sent once more, not for ever."""
-        again = [command for command in commands if command not in room.retried]
         twice = [command for command in commands if command in room.retried]
+        unjoined = {command.connection for command in twice if isinstance(command, Connect)}
+        again = [command for command in commands if command not in twice and command.connection not in unjoined]
+        refused = [command for command in commands if command not in again]
+        refused += room.take_out(unjoined)
         room.returned, room.retried = [], again
         room.put_back(again)
-        for command in twice:
+        for command in refused:
             refuse(self._front(), room, command, Refusal.of(NotMine()))
         return len(again)
 

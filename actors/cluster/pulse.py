@@ -67,9 +67,9 @@ class Pulse:
         self._pinged = None
         if not self._is_expected():
             return
-        quiet = now - self._heard
-        if quiet < self._half:
-            self._timer = self._clock.call_later(self._half - quiet, self._look)
+        due = self._heard + self._half
+        if now < due:
+            self._timer = self._clock.call_later(due - now, self._look)
             return
         self._pinged = now
         self._ping()

@@ -119,14 +119,21 @@ class Room:
         self.line_bytes = 0
         return commands
 
+    def take_out(self, connections: Collection[ConnectionId]) -> list[Command]:
+        """All that these have in the line."""
+        if not connections:
+            return []
+        line = self.empty_line()
+        self.put_back([command for command in line if command.connection not in connections])
+        return [command for command in line if command.connection in connections]
+
     def forget_departed(self) -> None:
         """While no actor holds it: sockets that have left and asked nothing before need nobody to wake."""
         gone = {c.connection for c in self.line if isinstance(c, Disconnect)}
         if not gone:
             return
         gone -= {c.connection for c in self.line if isinstance(c, (Rpc, SetState, Message))}
-        kept = [c for c in self.empty_line() if c.connection not in gone]
-        self.put_back(kept)
+        self.take_out(gone)
         for connection in gone:
             self.leave(connection)
 

@@ -120,8 +120,8 @@ class FakeActor:
             return not was_dead
         if self.is_dead or self.is_hung or not self.inbox:
             return False
-        if self.world.stops_before(self, self.inbox[0][1]):
-            return False
+        if isinstance(self.inbox[0][1], self.world.stops_at):
+            return self._answer_pings()
         lease, body = self.inbox.popleft()
         self.log.append(body)
         match body:
@@ -134,6 +134,15 @@ class FakeActor:
             case Connect() | Disconnect() | Rpc() | SetState():
                 self._command(lease, body)
         return True
+
+    def _answer_pings(self) -> bool:
+        """Busy with what it does not get done; its loop lives."""
+        pings = [(lease, body) for lease, body in self.inbox if isinstance(body, Ping)]
+        for lease, body in pings:
+            self.inbox.remove((lease, body))
+            self.log.append(body)
+            self.say(Pong(body.number), lease)
+        return bool(pings)
 
     def _wake(self, lease: int, body: Wake) -> None:
         assert self.key is None, "woken while holding"
@@ -173,6 +182,7 @@ class FakeActor:
         request = json.loads(body.frame)
         if request["method"] == "long":
             self.running.append((body.connection, request["id"]))
+            self.world.long_calls.add((body.connection, request["id"]))
             return
         self.world.executed[self.key.name].append((body.connection, request["id"]))
         if request["method"] == "push":
@@ -231,16 +241,18 @@ class World:
         self.held: dict[ConversationKey, FakeActor] = {}
         self.wakes: dict[str, int] = defaultdict(int)
         self.executed: dict[str, list[tuple[ConnectionId, str]]] = defaultdict(list)
+        self.long_calls: set[tuple[ConnectionId, str]] = set()
         self.connects: dict[ConnectionId, list[Connect]] = defaultdict(list)
         self.refusals: dict[str, WakeRefused] = {}
         self.busy: set[str] = set()  # names that answer Stay
         self.is_dirty = False  # actors are no good as spares after a conversation
-        self.stops_at: tuple[type, ...] = ()  # actors do not get to messages of these kinds
+        self.stops_at: tuple[type, ...] = ()  # actors get no further than messages of these kinds
         # what the gateway was told
         self.events: list[Event] = []
         self.pushes: list[tuple[Collection[ConnectionId], Push]] = []
         self.losses: list[tuple[ConnectionId, int, str]] = []
         self.sends_disconnect_when_lost = True
+        self.left: set[ConnectionId] = set()
         self.where: dict[ConnectionId, ConversationKey] = {}
         self.settings = Settings(**{"max_awake": 2, "spares": 1, **settings})  # type: ignore[arg-type]
         self.keeper = Keeper(self, self.settings, self.clock)
@@ -276,7 +288,7 @@ class World:
     def lost(self, connection: ConnectionId, code: int, reason: str) -> None:
         self.losses.append((connection, code, reason))
         if self.sends_disconnect_when_lost:
-            self.keeper.submit(self.where[connection], Disconnect(connection))
+            self.leave(connection)
 
     # ---- a client's side
 
@@ -292,6 +304,7 @@ class World:
         self.keeper.submit(self.where[connection], SetState(connection, b'{"state":1}'))
 
     def leave(self, connection: ConnectionId) -> None:
+        self.left.add(connection)
         self.keeper.submit(self.where[connection], Disconnect(connection))
 
     def answers(self, connection: ConnectionId) -> list[tuple[str, str]]:
@@ -308,9 +321,6 @@ class World:
         return sum(isinstance(event, Connected) and event.connection == connection for event in self.events)
 
     # ---- time
-
-    def stops_before(self, actor: FakeActor, body: Body) -> bool:
-        return isinstance(body, self.stops_at)
 
     def arrive(self) -> FakeActor:
         """The actor that is being started says Hello."""

@@ -73,6 +73,28 @@ async def test_a_socket_whose_connect_kills_every_actor_is_closed() -> None:
     assert world.state("a") is None
 
 
+async def test_a_closed_socket_takes_what_it_had_asked_with_it() -> None:
+    world = World(max_awake=3, spares=1)
+    world.stops_at = (Connect,)
+    world.connect("a", 1)
+    await world.settle()
+    _die(world, world.actor_of("a"))
+    await world.settle()
+    second = world.actor_of("a")
+    world.call(1, "x")
+    world.call(1, "y")
+    await world.settle()
+    second.drop()
+    second.say(Returned(_rpc(1, "x")))
+    second.fence([])
+    world.call(1, "z")
+    world.stops_at = ()
+    await world.settle()
+    assert world.losses == [(1, 1013, "not_mine")]
+    assert sorted(world.answers(1)) == [("x", "not_mine"), ("y", "outcome_unknown"), ("z", "not_mine")]
+    assert world.executed["a"] == []
+
+
 async def test_an_actor_that_dies_while_falling_asleep_shows_no_error() -> None:
     world, actor = await _awake(idle_seconds=1)
     world.stops_at = (Sleep,)

@@ -226,6 +226,14 @@ async def test_an_actor_that_never_says_hello_is_given_up_and_cannot_come_later(
     assert world.keeper.statistics()["actors"] == 0
 
 
+async def test_a_hello_that_nobody_waits_for_ends_its_lane() -> None:
+    world = World(max_awake=1, spares=0)
+    world.starting.append("guess")
+    actor = world.arrive()
+    assert actor.is_closed
+    assert world.keeper.statistics()["actors"] == 0
+
+
 async def test_spares_that_die_at_once_are_not_begun_for_ever() -> None:
     world = World(spares=2)
     world.keeper.start()
