@@ -1,0 +1,409 @@
+"""An awake conversation: admission, answers, state, hooks, hibernation. No Ray, no sockets."""
+
+import asyncio
+import json
+
+import pytest
+from agents_for_tests import Probe
+from awake import KEY, awake
+from wire import message
+
+from actors import Agent, rpc
+from actors.conversation.awake import AwakeConversation
+from actors.conversation.events import (
+    Close,
+    Connected,
+    Direct,
+    Disconnect,
+    Failure,
+    Message,
+    Push,
+    Result,
+    Returned,
+    Rpc,
+    Saved,
+    SetState,
+    StateRefused,
+)
+from actors.errors import NotMine
+from storage.checkpoints import MemoryStore
+from storage.errors import Fenced, InvalidMessage, UnknownMessage
+
+
+async def test_a_name_that_was_never_written_leaves_nothing_in_the_store(tmp_path):
+    store = MemoryStore()
+    async with awake(tmp_path, store=store) as hall:
+        await hall.connect()
+        assert await hall.call("getHistory") == []
+        assert await hall.call("search", "x") == []
+    assert list(store.list("")) == []
+
+
+async def test_an_append_is_answered_after_its_idle_frame(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect()
+        hall.send("a", "appendMessage", message("m1"))
+        await hall.answer("a")
+        kinds = [type(event) for event in hall.events if not isinstance(event, Saved)]
+        assert kinds == [Connected, Push, Result]
+        frame = json.loads((await hall.until(Push)).frame)
+        assert frame["type"] == "cf_agent_session"
+        assert frame["phase"] == "idle"
+        assert frame["tokenEstimate"] > 100
+        assert (frame["seq"], frame["epoch"]) == (1, 1)
+
+
+async def test_calls_of_one_connection_take_effect_in_the_order_sent_and_run_concurrently(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect()
+        hall.send("slow", "wait", 0.2)
+        for number in range(50):
+            hall.send(f"a{number}", "appendMessage", message(f"m{number}"))
+        await hall.answer("a49")
+        assert not any(isinstance(event, Result) and event.call == b'"slow"' for event in hall.events)
+        history = await hall.call("getHistory")
+        assert [entry["id"] for entry in history] == [f"m{number}" for number in range(50)]
+        estimates = [json.loads(event.frame)["tokenEstimate"] for event in hall.events if isinstance(event, Push)]
+        assert estimates == sorted(estimates)
+        assert len(estimates) == 50
+        await hall.answer("slow")
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "code", "sentence"),
+    [
+        ("noSuchMethod", [], "unknown_method", "Method noSuchMethod does not exist"),
+        ("configure", [], "method_not_callable", "Method configure is not callable"),
+        ("database", [], "unknown_method", "Method database does not exist"),
+        ("constructor", [], "unknown_method", "Method constructor does not exist"),
+        ("__init__", [], "unknown_method", "Method __init__ does not exist"),
+        ("appendMessage", [], "invalid_argument", "appendMessage needs the argument 'message'."),
+        ("appendMessage", [{"role": "user", "parts": []}], "invalid_message", "not stored"),
+        ("appendMessage", [{"id": "x", "parts": []}], "invalid_message", "not stored"),
+        ("appendMessage", [{"id": "x", "role": "user"}], "invalid_message", "not stored"),
+        ("appendMessage", [message("x"), "ghost"], "unknown_parent", "'ghost'"),
+        ("appendMessage", [message("x"), 7], "invalid_argument", "parent_id must be a text"),
+        ("updateMessage", [message("ghost")], "unknown_message", "'ghost'"),
+        ("search", ["x", {"limit": -1}], "invalid_argument", "limit"),
+        ("getHistory", [7], "invalid_argument", "leafId"),
+        ("fail", ["it broke"], "call_failed", "it broke"),
+        ("circle", [], "invalid_argument", "circle cannot be sent"),
+        ("replaceContextBlock", ["nope", "x"], "unknown_block", "nope"),
+    ],
+)
+async def test_every_kind_of_bad_call_gets_one_clear_sentence(tmp_path, method, arguments, code, sentence):
+    async with awake(tmp_path) as hall:
+        await hall.connect()
+        await hall.call("appendMessage", message("m1"))
+        hall.send("bad", method, *arguments)
+        answer = await hall.answer("bad")
+        assert isinstance(answer, Failure)
+        assert answer.code == code
+        assert sentence in answer.error
+        assert "Traceback" not in answer.error
+        assert [entry["id"] for entry in await hall.call("getHistory")] == ["m1"]
+
+
+async def test_what_sqlite_says_is_not_told_to_clients(tmp_path):
+    class Careless(Probe):
+        @rpc
+        async def look(self) -> None:
+            await self.database.read(lambda connection: connection.execute("SELECT secret FROM hidden_table"))
+
+    async with awake(tmp_path, Careless) as hall:
+        await hall.connect()
+        hall.send("look", "look")
+        assert (await hall.answer("look")).error == "Internal error (OperationalError)"
+
+
+async def test_a_stream_sends_its_chunks_in_order_and_ends_once(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect()
+        hall.send("s", "count", 3)
+        await hall.answer("s")
+        results = [event for event in hall.events if isinstance(event, Result)]
+        assert [(event.result, event.is_done) for event in results] == [
+            (b"0", False),
+            (b"1", False),
+            (b"2", False),
+            (b'{"total":3}', True),
+        ]
+
+
+async def test_a_stream_that_its_method_forgets_to_end_is_ended(tmp_path):
+    class Forgetful(Probe):
+        @rpc(streaming=True)
+        async def talk(self, stream):
+            await stream.send("hello")
+
+        @rpc(streaming=True)
+        async def stumble(self, stream):
+            await stream.send("hello")
+            raise ValueError("lost the thread")
+
+        @rpc(streaming=True)
+        async def give_up(self, stream):
+            await stream.error("no more")
+
+    async with awake(tmp_path, Forgetful) as hall:
+        await hall.connect()
+        hall.send("talk", "talk")
+        answer = await hall.answer("talk")
+        assert isinstance(answer, Result)
+        assert answer.result is None
+        for method, text in (("stumble", "lost the thread"), ("giveUp", "no more")):
+            hall.send(method, method)
+            assert (await hall.answer(method)).error == text
+
+
+async def test_a_call_longer_than_allowed_has_an_unknown_outcome(tmp_path):
+    async with awake(tmp_path, call_seconds=0.05) as hall:
+        await hall.connect()
+        hall.send("w", "wait", 60)
+        answer = await hall.answer("w")
+        assert answer.code == "outcome_unknown"
+        assert answer.was_executed
+
+
+async def test_more_calls_than_the_limit_are_refused_and_harm_nobody(tmp_path):
+    async with awake(tmp_path, max_queued_operations=4) as hall:
+        await hall.connect()
+        for number in range(4):
+            hall.send(f"w{number}", "wait", 0.2)
+        hall.send("extra", "getHistory")
+        answer = await hall.answer("extra")
+        assert answer.code == "busy"
+        assert not answer.was_executed
+        assert isinstance(await hall.answer("w3"), Result)
+
+
+# ---- state -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_state_set_by_a_client_reaches_the_others_after_it_is_stored(tmp_path):
+    store = MemoryStore()
+    async with awake(tmp_path, store=store) as hall:
+        assert (await hall.connect(1)).state == b'{"count":0}'
+        hall.conversation.submit(SetState(1, b'{"type":"cf_agent_state","state":{"count":5}}'))
+        push = await hall.until(Push)
+        assert json.loads(push.frame) == {"type": "cf_agent_state", "state": {"count": 5}}
+        assert push.besides == 1
+        assert push.is_protocol
+    async with awake(tmp_path, store=store) as hall:
+        assert (await hall.connect(2)).state == b'{"count":5}'
+
+
+async def test_a_state_set_by_a_method_reaches_the_caller_before_its_answer(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect()
+        assert await hall.call("increase") == 1
+        kinds = [type(event) for event in hall.events if isinstance(event, Push | Result)]
+        assert kinds == [Push, Result]
+        assert (await hall.until(Push)).besides is None
+
+
+async def test_null_is_a_state_and_a_state_that_was_never_set_is_none(tmp_path):
+    class Stateless(Probe):
+        initial_state = Agent.initial_state
+
+    async with awake(tmp_path, Stateless) as hall:
+        assert (await hall.connect(1)).state is None
+        hall.conversation.submit(SetState(1, b'{"state":null}'))
+        await hall.until(Push)
+        assert (await hall.connect(2)).state == b"null"
+
+
+async def test_a_read_only_connection_cannot_change_the_state_in_any_way(tmp_path):
+    store = MemoryStore()
+    async with awake(tmp_path, store=store) as hall:
+        await hall.connect(is_readonly=True)
+        saved = (await hall.until(Saved)).saved
+        hall.conversation.submit(SetState(1, b'{"state":1}'))
+        assert (await hall.until(StateRefused)).error == "Connection is readonly"
+        hall.send("up", "increase")
+        assert (await hall.answer("up")).error == "Connection is readonly"
+        await hall.call("appendMessage", message("m1"))
+    async with awake(tmp_path, store=store) as hall:  # the flag survives a sleep
+        assert (await hall.connect(saved=saved)).is_readonly
+
+
+async def test_a_state_that_the_agent_refuses_is_refused_without_its_reason(tmp_path):
+    class Strict(Probe):
+        def validate_state(self, value, connection):
+            if value == "bad":
+                raise ValueError("an internal reason")
+
+    async with awake(tmp_path, Strict) as hall:
+        await hall.connect()
+        hall.conversation.submit(SetState(1, b'{"state":"bad"}'))
+        assert (await hall.until(StateRefused)).error == "State update rejected"
+        assert (await hall.connect(2)).state == b'{"count":0}'
+
+
+# ---- verbs and connections -------------------------------------------------------------------------------------
+
+
+async def test_a_call_needs_the_verb_of_its_method(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect(verbs=("read", "append"))
+        await hall.call("appendMessage", message("m1"))
+        for call, arguments in (
+            ("updateMessage", [message("m1")]),
+            ("deleteMessages", [["m1"]]),
+            ("increase", []),
+            ("appendMessage", [message("s1", role="system")]),
+        ):
+            hall.send(call, call, *arguments)
+        for call in ("updateMessage", "deleteMessages", "increase"):
+            assert (await hall.answer(call)).code == "not_allowed"
+        assert (await hall.answer("appendMessage")).code == "not_allowed"
+        assert [entry["id"] for entry in await hall.call("getHistory")] == ["m1"]
+
+
+async def test_hooks_see_connections_and_messages(tmp_path):
+    class Hooked(Probe):
+        async def on_connect(self, connection):
+            connection.send(f"welcome {connection.id}")
+            connection.state = {"seen": 0}
+
+        async def on_message(self, connection, text):
+            connection.state = {"seen": connection.state["seen"] + 1}
+            connection.send(b"\x00" if text == b"\x01" else f"{text} {connection.state['seen']}")
+
+        async def on_disconnect(self, connection):
+            self.broadcast(f"{connection.id} left")
+
+    async with awake(tmp_path, Hooked) as hall:
+        await hall.connect()
+        assert (await hall.until(Direct)).payload == b"welcome pk1"
+        hall.conversation.submit(Message(1, b"hello", is_text=True))
+        await hall.until(Direct, payload=b"hello 1")
+        hall.conversation.submit(Message(1, b"\x01", is_text=False))
+        await hall.until(Direct, payload=b"\x00", is_text=False)
+        hall.conversation.submit(Disconnect(1))
+        assert (await hall.until(Push)).frame == b"pk1 left"
+
+
+async def test_a_connection_whose_set_up_raises_is_closed_with_1011_and_no_details(tmp_path):
+    class Hostile(Probe):
+        async def on_connect(self, connection):
+            raise ValueError("a secret")
+
+    async with awake(tmp_path, Hostile) as hall:
+        await hall.connect()
+        close = await hall.until(Close)
+        assert (close.code, close.reason) == (1011, "internal error")
+
+
+async def test_a_socket_that_was_joined_before_a_sleep_is_not_greeted_again(tmp_path):
+    class Greeter(Probe):
+        async def on_connect(self, connection):
+            connection.state = "greeted"
+            connection.send("welcome")
+
+        @rpc(verb="read")
+        async def my_state(self) -> str:
+            return self.connections[0].state
+
+    store = MemoryStore()
+    async with awake(tmp_path, Greeter, store=store) as hall:
+        await hall.connect()
+        await hall.until(Direct)
+        await hall.call("appendMessage", message("m1"))
+        saved = [event for event in hall.events if isinstance(event, Saved)][-1].saved
+    async with awake(tmp_path, Greeter, store=store) as hall:
+        await hall.connect(saved=saved)
+        assert await hall.call("myState") == "greeted"
+        assert not any(isinstance(event, Direct) for event in hall.events)
+
+
+# ---- hibernation -----------------------------------------------------------------------------------------------
+
+
+async def test_what_is_submitted_while_it_goes_to_sleep_comes_back_unexecuted(tmp_path):
+    store = MemoryStore()
+    async with awake(tmp_path, store=store) as hall:
+        await hall.connect()
+        hall.send("w", "wait", 0.1)
+        hall.send("a", "appendMessage", message("m1"))
+        sleeping = asyncio.create_task(hall.conversation.hibernate())
+        await asyncio.sleep(0)
+        command = Rpc(1, b'{"type":"rpc","id":"late","method":"appendMessage","args":[]}')
+        hall.conversation.submit(command)
+        await sleeping
+        assert isinstance(await hall.answer("w"), Result)
+        assert isinstance(await hall.answer("a"), Result)
+        assert (await hall.until(Returned)).command == command
+        with pytest.raises(NotMine):
+            await hall.conversation.call("getHistory", [])
+    async with awake(tmp_path, store=store) as hall:
+        await hall.connect()
+        assert [entry["id"] for entry in await hall.call("getHistory")] == ["m1"]
+
+
+async def test_a_call_that_outlasts_the_drain_has_an_unknown_outcome(tmp_path):
+    async with awake(tmp_path, drain_seconds=0.05) as hall:
+        await hall.connect()
+        hall.send("w", "wait", 60)
+        await asyncio.sleep(0)
+        await hall.conversation.hibernate()
+        assert (await hall.answer("w")).code == "outcome_unknown"
+
+
+async def test_it_is_busy_while_a_call_runs(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect()
+        assert not hall.conversation.is_busy
+        hall.send("w", "wait", 0.05)
+        await asyncio.sleep(0)
+        assert hall.conversation.is_busy
+        await hall.answer("w")
+        await asyncio.sleep(0)
+        assert not hall.conversation.is_busy
+
+
+# ---- taken over ------------------------------------------------------------------------------------------------
+
+
+async def test_one_operation_of_a_conversation_that_was_taken_over_comes_back_and_a_longer_call_is_unknown(tmp_path):
+    """B79, B80: the fenced writer executes nothing more and says so; only this conversation is affected."""
+
+    class Composed(Probe):
+        @rpc
+        async def append_twice(self, first: dict, second: dict) -> None:
+            await self.session.append_message(first)
+            await self.session.append_message(second)
+
+    store = MemoryStore()
+    first_folder, second_folder = tmp_path / "first", tmp_path / "second"
+    first_folder.mkdir()
+    second_folder.mkdir()
+    async with awake(first_folder, Composed, store=store) as old:
+        await old.connect()
+        await old.call("appendMessage", message("m1"))
+        async with awake(second_folder, Composed, store=store) as new:
+            await new.connect()
+            await new.call("appendMessage", message("m2"))
+            old.send("one", "appendMessage", message("m3"))
+            old.send("two", "appendTwice", message("m4"), message("m5"))
+            returned = await old.until(Returned)
+            assert json.loads(returned.command.frame)["id"] == "one"
+            assert (await old.answer("two")).code == "outcome_unknown"
+            assert [type(error) for error in old.lost] == [Fenced]
+            assert [entry["id"] for entry in await new.call("getHistory")] == ["m1", "m2"]
+            assert new.conversation.epoch == 2
+
+
+# ---- calls of handles ------------------------------------------------------------------------------------------
+
+
+async def test_a_handle_gets_results_and_the_typed_errors_themselves(tmp_path):
+    async with awake(tmp_path) as hall:
+        conversation: AwakeConversation = hall.conversation
+        assert await conversation.call("append_message", [message("m1")]) is None
+        assert json.loads(await conversation.call("getLatestLeaf", []))["id"] == "m1"
+        with pytest.raises(InvalidMessage):
+            await conversation.call("appendMessage", [{"id": "x"}])
+        with pytest.raises(UnknownMessage):
+            await conversation.call("updateMessage", [message("ghost")])
+        assert KEY == conversation.key
