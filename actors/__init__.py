@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 
 from actors.agent import Agent, Connection, Stream, rpc
+from actors.client import Client
 from actors.session import Session
 
 if TYPE_CHECKING:
     from actors.cluster.handle import ConversationHandle
 
-__all__ = ["Agent", "Connection", "Session", "Stream", "connect", "rpc"]
+__all__ = ["Agent", "Client", "Connection", "Session", "Stream", "connect", "rpc"]
 
 
 async def connect(agent: str, name: str) -> "ConversationHandle":
