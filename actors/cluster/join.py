@@ -65,7 +65,7 @@ def serve_on_cluster(settings: Any, announce: Callable[[str, int], None], *, gat
     environment.private_folder(settings.data)
     with _joined(settings.address, settings.data):
         options = NodeOptions(settings, module_folder, THE_NODE, gateway, settings.port, may_share=True)
-        controller = CONTROLLER.options(
+        controller: Any = CONTROLLER.options(
             name=CONTROLLER_NAME,
             namespace=NAMESPACE,
             lifetime="detached",
@@ -88,11 +88,11 @@ def stop_on_cluster(address: str) -> None:
     """Drain, then end the controller. Raises `GaveUp`, and `CannotStart` when nothing is served there."""
     with _joined(address, None):
         try:
-            controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+            controller: Any = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
         except ValueError as exc:
             raise CannotStart(f"No Perdure is running on the cluster {address}.") from exc
         try:
-            limit: float = ray.get(controller.drain_limit_seconds.remote(), timeout=_ANSWER_SECONDS)
+            limit = ray.get(controller.drain_limit_seconds.remote(), timeout=_ANSWER_SECONDS)
             ray.get(controller.stop.remote(), timeout=limit + _ANSWER_SECONDS)
         except RayError as exc:
             raise _told(exc, GaveUp("The server could not be stopped cleanly.")) from exc
@@ -109,7 +109,6 @@ def _told(error: RayError, otherwise: ServerError) -> ServerError:
 @contextlib.contextmanager
 def _joined(address: str, folder: Any) -> Iterator[None]:
     """Connected to the cluster; from another folder, since Ray puts the current one first on its workers' path."""
-    environment.set_variables(environment.common_variables())
     try:
         with contextlib.chdir(folder) if folder is not None else contextlib.chdir(os.sep):
             ray.init(**environment.joining_arguments(address))

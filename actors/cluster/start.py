@@ -16,7 +16,12 @@ from types import FrameType
 from typing import Any, Final
 
 from actors.cluster.errors import GaveUp, ServerError
-from actors.cluster.ray_environment import make_packages_importable, private_folder
+from actors.cluster.ray_environment import (
+    common_variables,
+    make_packages_importable,
+    private_folder,
+    set_variables,
+)
 from actors.settings import Settings
 
 Announce = Callable[[str, int], None]
@@ -33,6 +38,7 @@ def serve(settings: Settings, announce: Announce, *, gateway: str = GATEWAY) -> 
     """
     try:
         if settings.address:
+            set_variables(common_variables())  # Ray reads some of them when it is imported
             from actors.cluster.join import serve_on_cluster
 
             serve_on_cluster(settings, announce, gateway=gateway, module_folder=os.getcwd())
@@ -45,6 +51,7 @@ def serve(settings: Settings, announce: Announce, *, gateway: str = GATEWAY) -> 
 
 def stop(address: str) -> int:
     """Drain the server of a cluster and end its gateways and its controller; the exit code."""
+    set_variables(common_variables())
     from actors.cluster.join import stop_on_cluster
 
     try:

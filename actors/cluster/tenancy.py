@@ -112,6 +112,6 @@ def _open_files() -> list[str]:
             path = os.readlink(f"{_FILES}/{descriptor}")
         except OSError:  # the one that listed the folder
             continue
-        if path.startswith("/") and not path.startswith(("/dev/", "/proc/")):
+        if path.startswith("/") and not path.startswith(("/dev/shm/", "/proc/")):
             paths.append(path)
     return paths
