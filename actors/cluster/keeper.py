@@ -19,7 +19,7 @@ import logging
 from actors.cluster.clock import Clock
 from actors.cluster.control import Asleep, Awake, Hello, Lost, Pong, Stay, WakeRefused
 from actors.cluster.crew import Crew, Lane
-from actors.cluster.front import Front
+from actors.cluster.front import Front, GuardedFront
 from actors.cluster.lane import Body
 from actors.cluster.life import Life
 from actors.cluster.refusals import Refusal
@@ -31,7 +31,6 @@ from actors.conversation.events import (
     Close,
     Command,
     Connected,
-    ConnectionId,
     Direct,
     Disconnect,
     Failure,
@@ -51,23 +50,13 @@ logger = logging.getLogger("perdure.keeper")
 _ASLEEP_FROM = (RoomState.AWAKE, RoomState.DRAINING, RoomState.HIBERNATING)
 
 
-class _Nobody:
-    """The front before there is one."""
-
-    def event(self, event: object) -> None: ...
-
-    def push(self, connections: object, event: object) -> None: ...
-
-    def lost(self, connection: ConnectionId, code: int, reason: str) -> None: ...
-
-
 class Keeper:
     """Made on its event loop, which is its clock unless another is given. It is the owner of all lanes (`LaneOwner`)."""
 
     def __init__(self, source: ActorSource, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock: Clock = clock if clock is not None else asyncio.get_running_loop()
-        self._front: Front = _Nobody()
+        self._front: Front = GuardedFront(None)
         self._rooms = Rooms()
         self._board = StatusBoard()
         self._crew = Crew(
@@ -86,6 +75,7 @@ class Keeper:
             settings,
             front=lambda: self._front,
             want=self._changed,
+            quiet=lambda: self._want.quiet(),
         )
         self._want = Want(self._rooms, self._crew, self._life, self._clock, settings)
         self._is_draining = False
@@ -95,7 +85,7 @@ class Keeper:
 
     def attach(self, front: Front) -> None:
         """From now on events go there; the gateway calls this before its first `submit`."""
-        self._front = front
+        self._front = GuardedFront(front)
 
     def start(self) -> None:
         """Begins the first spares, before anyone asks."""

@@ -44,6 +44,7 @@ class Life:
         *,
         front: Callable[[], Front],
         want: Callable[[], None],
+        quiet: Callable[[], None],
     ) -> None:
         self._rooms = rooms
         self._crew = crew
@@ -52,6 +53,7 @@ class Life:
         self._settings = settings
         self._front = front
         self._want = want
+        self._quiet = quiet
         self._leases = count(1)
         self._grace_ends: float | None = None  # set when this node stops
         self.wakes = 0
@@ -210,8 +212,8 @@ class Life:
             room.not_before = min(room.not_before, room.touched)
         if room.state is RoomState.DRAINING:
             self.pump(room)
-        elif self._rooms.first(RoomState.WAITING) is not None:
-            self._want()
+        else:
+            self._quiet()
 
     def came_back(self, room: Room, command: Command) -> None:
         """`Returned`: it waits, in front, for the next wake; this lease gets nothing more, or later ones would overtake it."""

@@ -46,6 +46,13 @@ class Want:
             self._is_deciding = False
         self._look_again(again_at)
 
+    def quiet(self) -> None:
+        """A conversation has nothing in flight any more: it can give way after ``linger``, so mostly there is time."""
+        if self._rooms.first(RoomState.WAITING) is None:
+            return
+        if self._timer_at is None or self._timer_at > self._clock.time() + self._settings.linger_seconds:
+            self()
+
     def stop(self) -> None:
         """Nobody is woken, evicted or begun from now on."""
         self._is_stopped = True
@@ -112,7 +119,7 @@ class Want:
             self._timer = self._clock.call_later(max(0.0, at - self._clock.time()), self._again)
 
     def _again(self) -> None:
-        self._timer = None
+        self._timer = self._timer_at = None
         self()
 
     # ---- liveness

@@ -332,3 +332,21 @@ async def test_a_lane_that_breaks_kills_its_process() -> None:
     actor.is_dead = True
     world.keeper.ended(actor, ValueError("no lane"))
     assert world.killed == [actor.pid]
+
+
+async def test_a_gateway_that_fails_at_one_event_harms_no_actor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, actor = await _awake()
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "event", None)
+        patch.setattr(world, "push", None)
+        world.connect("a", 2)
+        await world.settle()
+        world.call(1, "x", "push")
+        await world.settle()
+    assert "could not take" in caplog.text
+    world.call(1, "y")
+    await world.settle()
+    assert world.answers(1) == [("y", "ok")]
+    assert world.actor_of("a") is actor
