@@ -6,6 +6,7 @@ from typing import Protocol
 
 import orjson
 
+from actors.cluster.front import Front
 from actors.conversation.events import Command, Connect, ConnectionId, Disconnect, Event, Failure, Result, Rpc
 from actors.errors import Busy, CallFailed, UnknownMethod
 from storage.checkpoints.keys import ConversationKey
@@ -14,7 +15,7 @@ from storage.checkpoints.keys import ConversationKey
 class Conversations(Protocol):
     """The keeper, as the gateway sees it."""
 
-    def attach(self, front: object, /) -> None: ...
+    def attach(self, front: Front, /) -> None: ...
     def submit(self, key: ConversationKey, command: Command, /) -> None: ...
 
 
