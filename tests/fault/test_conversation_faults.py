@@ -18,7 +18,7 @@ RETRYABLE = ("It is not known whether", "Too busy", "repeat the call")
 
 @pytest.fixture(scope="module")
 def server():
-    options = ("--max-awake", "6", "--spares", "2", "--idle-seconds", "600")
+    options = ("--max-awake", "6", "--spares", "2", "--idle-seconds", "600", "--compact-after", "1000000000")
     with Server(None, *options, agents=AGENTS, PERDURE_HANG_SECONDS=str(HANG_SECONDS)) as running:
         yield running
 

@@ -114,8 +114,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.kill()
             raise
-        if self.process.stdout is not None:
-            self.output.append(self.process.stdout.read() or "")
+        self._close_output()
         return code
 
     def kill(self) -> None:
@@ -127,6 +126,12 @@ class Server:
             except ProcessLookupError:
                 pass
         self.process.wait(STOP_SECONDS)
+        self._close_output()
+
+    def _close_output(self) -> None:
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.output.append(self.process.stdout.read() or "")
+            self.process.stdout.close()
 
     def __enter__(self) -> "Server":
         return self
