@@ -16,7 +16,9 @@ from storage.paths import Range
 from storage.records import JsonObject, clean, decode
 
 _SPLICE: Final = 256
-_IN_ORDER: Final = "FROM (SELECT content FROM assistant_messages WHERE seq BETWEEN ? AND ? ORDER BY seq)"
+_ONE_RANGE: Final = "SELECT content FROM assistant_messages WHERE seq BETWEEN ? AND ? ORDER BY seq"
+_RANGES: Final = """SELECT message.content FROM json_each(?) AS part CROSS JOIN assistant_messages AS message
+                    WHERE message.seq BETWEEN part.value ->> 0 AND part.value ->> 1 ORDER BY message.seq"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def visible_json(connection: sqlite3.Connection, session_id: str, leaf_id: str |
 def raw_json(connection: sqlite3.Connection, session_id: str, leaf_id: str | None = None) -> bytes:
     """All messages on the path, as if there were no overlays, as JSON text."""
     path = paths.ranges(connection, leaf_seq(connection, session_id, leaf_id))
-    return _array([text for part in path for text in _texts_of(connection, part)])
+    return _array(list(_texts_of(connection, path)))
 
 
 def path_length(connection: sqlite3.Connection, session_id: str, leaf_id: str | None = None) -> int:
@@ -121,25 +123,46 @@ def _newest(connection: sqlite3.Connection, leaf: int, budget: int, least: int) 
 def _visible_json(connection: sqlite3.Connection, session_id: str, leaf: int | None, path: list[Range]) -> bytes:
     """What is visible of `path`, which is the end of the path to `leaf`, or all of it."""
     result: list[bytes] = []
+    rows: list[Range] = []
     applying = applied(connection, session_id, leaf, since=path[0][0]) if path else []
     for piece in pieces(path, applying):
         if isinstance(piece, Applied):
+            result += _texts_of(connection, rows)
             result.append(orjson.dumps(overlay_message(piece.overlay)))
+            rows = []
         else:
-            result += _texts_of(connection, piece)
+            rows.append(piece)
+    result += _texts_of(connection, rows)
     return _array(result)
 
 
-def _texts_of(connection: sqlite3.Connection, part: Range) -> Iterator[bytes]:
-    """The messages of a range as JSON texts, each of up to `_SPLICE` messages with commas between them."""
-    first, last = part
-    for start in range(first, last + 1, _SPLICE):
-        chunk = start, min(start + _SPLICE - 1, last)
+def _texts_of(connection: sqlite3.Connection, parts: list[Range]) -> Iterator[bytes]:
+    """The messages of some ranges as JSON texts, each of up to `_SPLICE` messages with commas between them."""
+    for chunk in _chunks(parts):
+        source, arguments = (_ONE_RANGE, chunk[0]) if len(chunk) == 1 else (_RANGES, (orjson.dumps(chunk).decode(),))
         try:
-            yield connection.execute(f"SELECT CAST(group_concat(content) AS BLOB) {_IN_ORDER}", chunk).fetchone()[0]
+            query = f"SELECT CAST(group_concat(content) AS BLOB) FROM ({source})"
+            yield connection.execute(query, arguments).fetchone()[0]
         except sqlite3.DataError:  # together they are longer than SQLite's longest text
-            for (text,) in connection.execute(f"SELECT CAST(content AS BLOB) {_IN_ORDER}", chunk):
+            for (text,) in connection.execute(f"SELECT CAST(content AS BLOB) FROM ({source})", arguments):
                 yield text
+
+
+def _chunks(parts: list[Range]) -> Iterator[list[Range]]:
+    """The ranges, cut and put together so that each chunk has up to `_SPLICE` messages."""
+    chunk: list[Range] = []
+    room = _SPLICE
+    for first, last in parts:
+        while first <= last:
+            end = min(last, first + room - 1)
+            chunk.append((first, end))
+            room -= end - first + 1
+            first = end + 1
+            if room == 0:
+                yield chunk
+                chunk, room = [], _SPLICE
+    if chunk:
+        yield chunk
 
 
 def _array(texts: list[bytes]) -> bytes:

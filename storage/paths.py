@@ -8,10 +8,24 @@ it jumps.
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Range: TypeAlias = tuple[int, int]
 """First and last ``seq``; every row between them exists and is the child of the one before."""
+
+
+_JUMP: Final = """(SELECT seq FROM assistant_messages INDEXED BY am_jump
+                  WHERE seq <= {} AND parent IS NOT seq - 1 ORDER BY seq DESC LIMIT 1)"""
+_RANGES: Final = f"""
+    WITH RECURSIVE range (first, last, parent) AS (
+        SELECT seq, ?1, parent FROM assistant_messages INDEXED BY am_jump
+        WHERE seq = {_JUMP.format("?1")} AND parent IS NOT seq - 1
+        UNION ALL
+        SELECT jump.seq, range.parent, jump.parent
+        FROM range CROSS JOIN assistant_messages AS jump INDEXED BY am_jump
+        WHERE jump.seq = {_JUMP.format("range.parent")} AND jump.parent IS NOT jump.seq - 1
+    )
+    SELECT first, last FROM range"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +44,8 @@ class Sums:
 
 
 def ranges_upward(connection: sqlite3.Connection, leaf: int | None) -> Iterator[Range]:
-    """The ranges of the path that ends at `leaf`, from the leaf to the root."""
-    while leaf is not None:
-        first, parent = _jump(connection, leaf)
-        yield first, leaf
-        leaf = parent
+    """The ranges of the path that ends at `leaf`, from the leaf to the root; each is looked for when it is asked for."""
+    return connection.execute(_RANGES, (leaf,))
 
 
 def ranges(connection: sqlite3.Connection, leaf: int | None) -> list[Range]:

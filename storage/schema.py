@@ -38,7 +38,7 @@ _VERSION_1 = (
         content TEXT NOT NULL,
         UNIQUE (session_id, id)
     )""",
-    "CREATE INDEX am_jump ON assistant_messages (seq) WHERE parent IS NOT seq - 1",
+    "CREATE INDEX am_jump ON assistant_messages (seq, parent) WHERE parent IS NOT seq - 1",
     "CREATE INDEX am_branch ON assistant_messages (parent) WHERE parent IS NOT seq - 1",
     "CREATE INDEX am_session ON assistant_messages (session_id) WHERE shared IS NOT NULL",
     f"""CREATE TABLE assistant_compactions (
