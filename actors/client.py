@@ -38,6 +38,11 @@ _LONGEST_DELAY_SECONDS = 5.0
 _KEPT_IN_NAMES = "!$%&'()*+,-.:;=@[]^_|~"
 
 
+def as_in_url(name: str) -> str:
+    """The name by which a server knows what a client calls ``name``: the server takes the segment as it is."""
+    return quote(name, safe=_KEPT_IN_NAMES)
+
+
 class Client(SessionCalls):
     """The conversation ``name`` of ``agent`` on the server at ``url`` (``ws://``, ``wss://``).
 
@@ -174,7 +179,7 @@ class Client(SessionCalls):
         self._opened.set()
 
     async def _connect(self) -> ClientConnection:
-        segments = "/".join(quote(part, safe=_KEPT_IN_NAMES) for part in ("agents", self.agent, self.name))
+        segments = "/".join(as_in_url(part) for part in ("agents", self.agent, self.name))
         more: dict[str, Any] = {} if self._ssl is None else {"ssl": self._ssl}
         return await connect(
             f"{self._server}/{segments}?{self._query}",

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from actors.errors import ConnectionLost
+from actors.errors import ConnectionLost, UnknownAgent
 from actors.transcripts import Step, Transcript
 from storage.errors import StorageError
 
@@ -18,8 +18,8 @@ from storage.errors import StorageError
 class Chat(Protocol):
     """What the importer needs of `actors.client.Client`."""
 
-    async def get_message(self, id: str) -> dict[str, Any] | None: ...
-    async def append_message(self, message: dict[str, Any], parent_id: str | None) -> object: ...
+    async def get_message(self, message_id: str, /) -> dict[str, Any] | None: ...
+    async def append_message(self, message: dict[str, Any], parent_id: str | None, /) -> object: ...
 
 
 OpenChat = Callable[[str, str], AbstractAsyncContextManager[Chat]]
@@ -49,7 +49,8 @@ async def send_all(
     """Sends every transcript; at most ``parallel`` conversations are open and in memory at a time.
 
     ``advance(n)`` is told of every n messages that are done (sent, or there already). A message that the server refuses
-    ends its own conversation only. Raises `ConnectionLost` when the server is gone: the same run again goes on there.
+    ends its own conversation only. Raises `ConnectionLost` or TimeoutError when the server is gone, `UnknownAgent`; the
+    same run again goes on where this one stopped.
     """
     report, source = Report(), iter(transcripts)
 
@@ -92,7 +93,7 @@ async def _send(
                 report.sent += 1
                 advance(1)
         report.conversations += 1
-    except ConnectionLost:
+    except (ConnectionLost, UnknownAgent):
         raise
     except StorageError as exc:
         report.troubles.append(Trouble(line, transcript.name, str(exc)))

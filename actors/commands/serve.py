@@ -1,0 +1,140 @@
+"""`perdure serve` and `perdure stop`: the only verbs that start or join Ray."""
+
+import shlex
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actors.commands.options import Config, Store
+
+if TYPE_CHECKING:
+    from actors.settings import Settings
+
+DEFAULT_PORT = 8787
+
+
+def serve(
+    agents: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODULE:CLASS]...", help="Agent classes to serve; without any, the default one, Conversation."
+        ),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any.", show_default="8787")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="This node's private folder, on a local disk.", show_default="./perdure-data"),
+    ] = None,
+    store: Store = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="RAY_ADDRESS", help="Join this Ray cluster instead of starting Ray here.")
+    ] = None,
+    compact_after: Annotated[
+        int | None, typer.Option(metavar="N", help="Compact above this many tokens.", show_default="100000")
+    ] = None,
+    idle_seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="Hibernate a conversation after this long.", show_default="30")
+    ] = None,
+    max_awake: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Conversations awake at a time.", show_default="12 per core, 16 to 100"),
+    ] = None,
+    spares: Annotated[
+        int | None, typer.Option(metavar="N", help="Started actors that wait for a name.", show_default="2")
+    ] = None,
+    recycle: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Conversations that an actor holds before it ends.", show_default="1000"),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A web origin that may connect; repeat for more.")
+    ] = None,
+    config: Config = None,
+) -> int:
+    """Serve conversations until SIGTERM or SIGINT; then everything hibernates."""
+    flags = {
+        "agents": agents,
+        "host": host,
+        "port": port,
+        "data": data,
+        "store": store,
+        "address": address,
+        "compact_after": compact_after,
+        "idle_seconds": idle_seconds,
+        "max_awake": max_awake,
+        "spares": spares,
+        "recycle": recycle,
+        "allow_origin": allow_origin,
+    }
+    settings = _settings(flags, config)
+    from actors.cluster import start
+    from actors.commands.terminal import say
+
+    say("starting; this takes a few seconds ...")
+    return start.serve(settings, _announce_listening if settings.address else partial(_announce, settings))
+
+
+def stop(
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="RAY_ADDRESS", help="The Ray cluster to stop serving on.")
+    ] = None,
+    config: Config = None,
+) -> int:
+    """Drain and stop the servers of a Ray cluster (those started with --address)."""
+    settings = _settings({"address": address}, config)
+    from actors.cluster import start
+    from actors.errors import BadSetting
+
+    if not settings.address:
+        raise BadSetting("--address", "should name the Ray cluster; a server without one ends with Ctrl-C or SIGTERM.")
+    return start.stop(settings.address)
+
+
+def _settings(flags: dict[str, Any], config: Path | None) -> "Settings":
+    from actors.commands.terminal import say
+    from actors.settings import load_settings, unknown_variables
+
+    settings = load_settings(flags, config)
+    for sentence in unknown_variables():
+        say(sentence)
+    return settings
+
+
+def _announce_listening(host: str, port: int) -> None:
+    host = f"[{host}]" if ":" in host else host
+    print(f"perdure: listening on ws://{host}:{port}", flush=True)
+
+
+def _announce(settings: "Settings", host: str, port: int) -> None:
+    """The one line for programs on stdout, what to do next for people on stderr."""
+    _announce_listening(host, port)
+    url = "" if port == DEFAULT_PORT else f" --url ws://{host}:{port}"
+    place = _place(settings)
+    hints = {
+        f"demo{url}{place}": "a minute: token gauge, compaction, hibernation, wake",
+        f"watch{url}{place}": "live token usage",
+        f"ls{place}": "the conversations of the store; `show NAME` prints one",
+    }
+    width = max(map(len, hints))
+    lines = [f"  {_own_name()} {verb.ljust(width)}   {what}" for verb, what in hints.items()]
+    ending = f"Logs: {settings.data}. Ctrl-C puts every conversation to sleep and ends."
+    print("\n".join(["", "Try in another terminal:", *lines, ending]), file=sys.stderr, flush=True)
+
+
+def _place(settings: "Settings") -> str:
+    """The options with which another verb finds what this server keeps."""
+    place = "" if settings.data == Path("perdure-data").absolute() else f" --data {shlex.quote(str(settings.data))}"
+    return place if settings.store == str(settings.data / "store") else f" --store {shlex.quote(settings.store)}"
+
+
+def _own_name() -> str:
+    """How this program was called, so that the next command can be copied (`make serve` leaves it off the PATH)."""
+    path = Path(sys.argv[0])
+    if shutil.which(path.name) == str(path):
+        return path.name
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

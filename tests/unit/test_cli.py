@@ -1,0 +1,121 @@
+"""The verbs: help, options, and one sentence for each mistake."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from actors.cli import app, run
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+# The command line of the public interface, as far as it exists.
+OPTIONS = {
+    "serve": "--host --port --data --store --address --compact-after --idle-seconds --max-awake --spares --recycle "
+    "--allow-origin --config",
+    "stop": "--address",
+    "demo": "--url",
+    "watch": "--url --token",
+    "import": "--format --agent --url --token",
+    "ls": "--data --store --json",
+    "show": "--data --store --json",
+}
+
+
+def test_the_verbs_are_those_of_the_interface() -> None:
+    assert set(COMMANDS) == set(OPTIONS)
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_every_verb_has_help_for_itself_and_each_of_its_options(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    missing = [option for option in OPTIONS[verb].split() if not re.search(rf"^ +{option}\b", text, re.M)]
+    assert not missing
+    assert COMMANDS[verb].help
+    assert [p.name for p in COMMANDS[verb].params if not getattr(p, "help", None)] == []
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_every_verb_is_in_the_readme(verb: str) -> None:
+    assert f"perdure {verb}" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_without_words_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["fly"], 2, r"No such command 'fly'.*"),
+        (["serve", "--idel-seconds", "3"], 2, r"No such option: --idel-seconds.*"),
+        (["serve", "--port", "http"], 2, r"Invalid value for '--port': .*"),
+        (["serve", "--port", "70000"], 1, r"--port should be less than or equal to 65535, not 70000\."),
+        (["serve", "--config", "/nowhere.toml"], 1, r"--config /nowhere\.toml: the file cannot be read \(.*\)\."),
+        (
+            ["serve", "no-colon"],
+            1,
+            r"MODULE:CLASS 'no-colon' should be MODULE:CLASS, for example my_module:Assistant\.",
+        ),
+        (["stop"], 1, r"--address should name the Ray cluster; .*"),
+        (["import", "/nowhere.jsonl", "--format", "jsonl"], 2, r"Invalid value for 'FILE': .*does not exist.*"),
+        (["import", __file__], 2, r"Missing option '--format'.*"),
+        (["import", __file__, "--format", "xml"], 2, r"Invalid value for '--format': .*openai-chat.*"),
+        (["watch", "a", "--url", "localhost:1"], 1, r"--url should look like ws://HOST:PORT\."),
+        (["watch", "/a"], 1, r"'/a' is no name; it should be NAME or AGENT/NAME\."),
+        (["watch", "a", "--url", "ws://127.0.0.1:1"], 1, r"Nothing answers at ws://127\.0\.0\.1:1; .*"),
+        (["demo", "--url", "ws://127.0.0.1:1"], 1, r"Nothing answers at ws://127\.0\.0\.1:1; .*"),
+        (["show", "nobody", "--store", "/nowhere"], 1, r"There is no store at /nowhere; .*"),
+        (["ls", "--store", "/nowhere"], 1, r"There is no store at /nowhere; .*"),
+    ],
+)
+def test_a_mistake_is_one_sentence_on_stderr(
+    words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(rf"perdure: {sentence}\n", err), err
+
+
+def test_a_token_in_a_url_is_never_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for url in ("ws://127.0.0.1:1/?token=CANARY", "ws://me:CANARY@127.0.0.1:1", "nonsense?token=CANARY"):
+        assert run(["watch", "a", "--url", url]) == 1
+        assert "CANARY" not in "".join(capsys.readouterr())
+
+
+def test_an_unexpected_failure_is_one_sentence_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("oh\nno")
+
+    monkeypatch.setattr("actors.settings.load_settings", fail)
+    assert run(["ls"]) == 1
+    assert capsys.readouterr().err == (
+        "perdure: This should not have happened (RuntimeError: oh no); `perdure --traceback ...` shows where.\n"
+    )
+
+
+def test_help_and_the_verbs_that_read_or_connect_leave_ray_alone() -> None:
+    modules = ["actors.cli", "actors.client", "actors.importer", "actors.inspection", "actors.settings", "rich.live"]
+    code = f"import sys, json, {', '.join(modules)}; print(json.dumps('ray' in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert json.loads(done.stdout) is False
+
+
+def test_a_reader_that_goes_away_is_no_failure() -> None:
+    code = "import sys; sys.path.insert(0, '.'); from actors.cli import main; sys.argv[1:] = ['--help']; main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(writing)
+    assert (done.returncode in (1, 141), done.stderr) == (True, "")
