@@ -111,7 +111,7 @@ def _restore(store: CheckpointStore, agent: str, name: str, folder: Path) -> tup
 async def _content(key: ConversationKey, database: Database) -> Content:
     messages = AgentSessionProvider(database)
     history = await messages.get_history()
-    overlays = await messages.get_applying_compactions()
+    overlays = await messages.get_compactions()
     rows = await messages.get_history_row_stats()
     return Content(
         agent=key.agent,
