@@ -24,9 +24,6 @@ from actors.settings import Settings
 
 logger = logging.getLogger("perdure.server")
 
-WAIT_SECONDS = 10.0
-"""How long a start waits for a lock or a port whose holder may be going away."""
-
 
 class Reports:
     """Lines of JSON to the parent."""
@@ -117,8 +114,9 @@ def main() -> NoReturn:
 
 
 def _serve(settings: Settings, orders: dict[str, Any], link: ParentLink, reports: Reports) -> None:
-    NodeFolder.lock(settings.data, wait_seconds=WAIT_SECONDS, may_share=False).release()  # before the cost of a Ray
-    wait_for_port(settings.host, settings.port, WAIT_SECONDS)
+    # Before the cost of a Ray; the gateway takes both again, for good.
+    NodeFolder.lock(settings.data, wait_seconds=orders["wait_seconds"], may_share=False).release()
+    wait_for_port(settings.host, settings.port, orders["wait_seconds"])
     environment.set_variables(environment.embedded_variables(environment.token_file(settings.data)))
     environment.make_packages_importable()
     from actors.cluster.agents import load_agents

@@ -27,14 +27,16 @@ from actors.settings import Settings
 Announce = Callable[[str, int], None]
 
 GATEWAY: Final = "actors.gateway.server:Gateway"
+WAIT_SECONDS: Final = 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def serve(settings: Settings, announce: Announce, *, gateway: str = GATEWAY) -> int:
+def serve(settings: Settings, announce: Announce, *, gateway: str = GATEWAY, wait_seconds: float = WAIT_SECONDS) -> int:
     """Run a server until it is told to end; the exit code. ``announce(host, port)`` once connections are accepted.
 
     Without an address: blocks; SIGTERM or SIGINT drains and gives 0, a second one ends at once and gives 1. With an
-    address: returns as soon as the cluster serves. Mistakes are told on standard error in one sentence.
+    address: returns as soon as the cluster serves. Mistakes are told on standard error in one sentence. A data folder
+    or a port whose holder is going away is waited for, at most ``wait_seconds``.
     """
     try:
         if settings.address:
@@ -43,7 +45,7 @@ def serve(settings: Settings, announce: Announce, *, gateway: str = GATEWAY) -> 
 
             serve_on_cluster(settings, announce, gateway=gateway, module_folder=os.getcwd())
             return 0
-        return _Child(settings, gateway).run(announce)
+        return _Child(settings, gateway, wait_seconds).run(announce)
     except ServerError as exc:
         _say(str(exc))
         return 1
@@ -69,13 +71,14 @@ def _say(sentence: str) -> None:
 class _Child:
     """The process that holds the server."""
 
-    def __init__(self, settings: Settings, gateway: str) -> None:
+    def __init__(self, settings: Settings, gateway: str, wait_seconds: float) -> None:
         private_folder(settings.data)
         self._log = settings.data / "server.log"
         self._orders = {
             "settings": settings.model_dump(mode="json"),
             "gateway": gateway,
             "module_folder": os.getcwd(),
+            "wait_seconds": wait_seconds,
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._signals = 0
