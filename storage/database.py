@@ -322,11 +322,11 @@ class Database:
         self._lost = reason if isinstance(reason, StorageError) else Closed()
         if not isinstance(reason, StorageError) and isinstance(reason, Exception):
             log.error("the database is given up", exc_info=reason)
+        if self._on_lost is not None:
+            self._loop.call_soon(self._on_lost, self._lost)  # before any waiter goes on
         for operation in group:
             _fail(operation, waiters_get)
         self._refuse_all(self._lost if isinstance(self._lost, Fenced) else Closed())
-        if self._on_lost is not None:
-            self._loop.call_soon(self._on_lost, self._lost)
 
     def _refuse_all(self, exc: StorageError) -> None:
         while self._queue:
@@ -488,7 +488,11 @@ class _Opening:
     async def _open(self) -> aiosqlite.Connection:
         connection = aiosqlite.Connection(self._connect, 64)
         connection._thread.daemon = True  # one that hangs in the store must not keep the process alive
-        return await connection
+        try:
+            return await connection
+        except BaseException:
+            connection._thread.join(1)  # it is ending, and tells this loop so, which may be closed soon
+            raise
 
     def _close_later(self, task: "asyncio.Future[aiosqlite.Connection]") -> None:
         if task.cancelled() or task.exception() is not None:

@@ -1,6 +1,7 @@
 """Groups of operations, as they run in the database's thread: one transaction a group, a savepoint an operation."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from storage.connections import ConfirmedReader
 from storage.deadline import StoreWatch
 from storage.errors import CorruptDatabase, LimitExceeded, LocalDiskFailed, StorageError, StoreUnavailable
 from storage.replication import Replicator
+
+_ROOM = 64 * 1024 * 1024
+_SQLITE_MAX_PAGES = 1_073_741_823  # the default of every SQLite since 3.0
 
 Outcome = tuple[Any] | BaseException
 """What one operation came to: a result in a 1-tuple, or what it raised."""
@@ -153,14 +157,22 @@ def _explain(connection: sqlite3.Connection, exc: BaseException) -> BaseExceptio
     if isinstance(exc, sqlite3.DatabaseError) and _is_damage(exc):
         return _caused(CorruptDatabase("The local file", str(exc)), exc)
     if isinstance(exc, sqlite3.OperationalError) and getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        pages, limit, page_size = (
-            int(connection.execute(f"PRAGMA {name}").fetchall()[0][0])
-            for name in ("page_count", "max_page_count", "page_size")
-        )
-        if pages >= limit - 1:
-            return _caused(LimitExceeded("The size of the conversation", f"{limit * page_size} bytes"), exc)
+        limit = _size_limit(connection)
+        if limit is not None:
+            return _caused(LimitExceeded("The size of this conversation", f"{limit} bytes"), exc)
         return _caused(LocalDiskFailed(str(exc)), exc)
     return exc
+
+
+def _size_limit(connection: sqlite3.Connection) -> int | None:
+    """The limit of the database in bytes, when it is that which is full; None when it is the disk."""
+    pages, page_size = (
+        int(connection.execute(f"PRAGMA {n}").fetchall()[0][0]) for n in ("max_page_count", "page_size")
+    )
+    path = connection.execute("PRAGMA database_list").fetchall()[0][2]
+    disk = os.statvfs(path)
+    has_room = disk.f_bavail * disk.f_frsize > _ROOM
+    return pages * page_size if pages < _SQLITE_MAX_PAGES and has_room else None
 
 
 def _as_storage_error(exc: sqlite3.Error) -> StorageError:

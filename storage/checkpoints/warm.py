@@ -51,7 +51,7 @@ class LocalFile:
 
         Removes what unclean stops have left. Raises OSError.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(self.folder)
         for leftover in self.folder.glob(f"{_LIVE}*"):
             leftover.unlink(missing_ok=True)
         try:
@@ -96,7 +96,7 @@ class LocalFile:
     def quarantine(self) -> Path:
         """Put the live file aside, beside the others that were, for somebody to look at; its new place."""
         folder = self.folder.parent.parent / "quarantine"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        _make_private(folder)
         target = folder / f"{self.folder.name}-{self.path.name}"
         os.rename(self.path, target)
         return target
@@ -109,6 +109,12 @@ class LocalFile:
             return None
         is_same = (clean.inode, clean.size, clean.mtime_ns) == (facts.st_ino, facts.st_size, facts.st_mtime_ns)
         return clean if is_same and clean.boot_id == boot_id() and not self.path.is_symlink() else None
+
+
+def _make_private(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def forget_warm(work_dir: Path, key: ConversationKey) -> None:
