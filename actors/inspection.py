@@ -111,16 +111,17 @@ def _restore(store: CheckpointStore, agent: str, name: str, folder: Path) -> tup
 async def _content(key: ConversationKey, database: Database) -> Content:
     messages = AgentSessionProvider(database)
     history = await messages.get_history()
-    overlays = await messages.get_compactions()
+    overlays = {
+        COMPACTION_PREFIX + overlay["id"]: (overlay["fromMessageId"], overlay["toMessageId"])
+        for overlay in await messages.get_compactions()
+    }
+    shown = {message["id"] for message in history}
     rows = await messages.get_history_row_stats()
     return Content(
         agent=key.agent,
         name=key.name,
         history=history,
-        folded={
-            COMPACTION_PREFIX + overlay["id"]: (overlay["fromMessageId"], overlay["toMessageId"])
-            for overlay in overlays
-        },
+        folded={summary: ends for summary, ends in overlays.items() if summary in shown},
         blocks=await database.read(_blocks),
         messages=len(rows),
         tokens=await messages.path_tokens(),
