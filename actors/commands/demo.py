@@ -101,7 +101,7 @@ async def _talk(chat: "Client", gauge: Gauge, name: str, out: "Console", pause: 
 def _scale(lines: list[dict[str, Any]]) -> int:
     """What a full bar stands for here: about all of this conversation, not the server's threshold of many times that."""
     characters = sum(len(message["parts"][0]["text"]) for message in lines)
-    return -(-characters // 2000) * 500  # characters / 4, up to the next 500
+    return -(-characters // 1500) * 500  # a third of the characters, up to the next 500
 
 
 def _shortened(text: str, width: int = 48) -> str:
