@@ -145,7 +145,7 @@ class Keeper:
         room = self._rooms.open(key)
         if room.state is RoomState.AWAKE and room.actor is not None and not room.owed:
             return self._life.acquired(room, room.actor)
-        if self._has_no_place_to_wait(room):
+        if self._has_no_place_to_wait(room) or len(room.acquirers) >= self._settings.max_queued_operations:
             self._life.pump(room)
             raise Busy
         acquirer: asyncio.Future[tuple[object, int]] = asyncio.get_running_loop().create_future()
@@ -267,6 +267,9 @@ class Keeper:
         Calls that run may go on for ``grace_seconds`` and end as outcome unknown then. Whoever is still not asleep
         when the store had its time too is killed. Sockets stay as they are: closing them is the gateway's.
         """
+        if self._at_rest is not None:
+            await asyncio.wait((self._at_rest,))
+            return
         self._is_draining = True
         self._want.stop()
         self._at_rest = asyncio.get_running_loop().create_future()

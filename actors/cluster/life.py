@@ -13,7 +13,7 @@ from actors.cluster.clock import Clock
 from actors.cluster.control import Sleep, Wake
 from actors.cluster.crew import Actor, Crew
 from actors.cluster.front import Front
-from actors.cluster.refusals import Refusal, close, refuse, refuse_all, unknown
+from actors.cluster.refusals import Refusal, refuse, refuse_all, unknown
 from actors.cluster.rooms import HOLDING, Room, Rooms, RoomState, Socket
 from actors.cluster.status import StatusBoard
 from actors.conversation.events import Command, Connect, Disconnect, Rpc
@@ -356,9 +356,6 @@ class Life:
     def refuse(self, room: Room, command: Command, why: Refusal) -> None:
         refuse(self._front(), room, command, why)
         self.pump(room)
-
-    def close(self, room: Room, connection: int, why: Refusal) -> None:
-        close(self._front(), room, connection, why)
 
     def _pulse(self, actor: Actor, seconds: float | None) -> None:
         if actor.pulse is not None:

@@ -74,8 +74,11 @@ def close(front: Front, room: Room, connection: ConnectionId, why: Refusal) -> N
 
 
 def refuse_all(front: Front, room: Room, why: Refusal) -> None:
-    """All that waits in the room, Python callers too."""
+    """All that waits in the room, Python callers too; not what tells an actor that still holds it that a socket has left."""
     commands, room.owed = room.empty_line(), 0
+    if room.actor is not None:
+        room.put_back([command for command in commands if isinstance(command, Disconnect)])
+        commands = [command for command in commands if not isinstance(command, Disconnect)]
     acquirers, room.acquirers = room.acquirers, []
     for command in commands:
         refuse(front, room, command, why)

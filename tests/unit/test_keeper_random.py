@@ -4,6 +4,7 @@ Every step checks what must hold at all times (`World.check`, with the keeper's 
 fails is printed by pytest as the test's parameter.
 """
 
+import asyncio
 import random
 from collections.abc import Callable
 
@@ -165,7 +166,16 @@ class Chaos:
                     actor.finish()
             await world.settle()
 
-    def check_end(self) -> None:
+    async def drain(self) -> None:
+        draining = asyncio.ensure_future(self.world.keeper.drain(5))
+        for _ in range(50):
+            self.call()
+            self.finish()
+            await self.world.advance(2)
+        await draining
+        assert self.world.held == {}
+
+    def check_answers(self) -> None:
         world = self.world
         lost = {connection for connection, _, _ in world.losses}
         executed = [entry for name in self.names for entry in world.executed[name] if entry[1] != "state"]
@@ -182,7 +192,9 @@ class Chaos:
             assert world.connecteds(connection) <= 1
             assert world.connecteds(connection) == 1 or connection in lost or connection not in self.live
         self._check_order(executed)
-        statistics = world.keeper.statistics()
+
+    def check_rest(self) -> None:
+        statistics = self.world.keeper.statistics()
         assert statistics["waiting"] == statistics["waking"] == statistics["draining"] == 0
 
     def _check_order(self, executed: list[tuple[int, str]]) -> None:
@@ -202,6 +214,17 @@ async def test_nothing_is_lost_doubled_overtaken_or_stuck(seed: int) -> None:
     for _ in range(STEPS):
         await chaos.step()
     await chaos.calm()
-    chaos.check_end()
+    chaos.check_answers()
+    chaos.check_rest()
     connected = {event.connection for event in chaos.world.events if isinstance(event, Connected)}
     assert connected, "the run did something"
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+async def test_a_drain_at_any_moment_answers_everything_and_leaves_nobody_behind(seed: int) -> None:
+    chaos = Chaos(seed)
+    for _ in range(200):
+        await chaos.step()
+    await chaos.drain()
+    chaos.check_answers()
+    assert [actor for actor in chaos.world.actors if actor.key is not None] == []

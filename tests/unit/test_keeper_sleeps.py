@@ -209,6 +209,23 @@ async def test_what_comes_between_sleep_and_stay_goes_on_under_the_same_lease() 
     assert world.wakes["a"] == 1
 
 
+async def test_a_socket_that_leaves_meanwhile_is_told_to_an_actor_that_stays_however_late() -> None:
+    world = World(idle_seconds=1, wake_seconds=2)
+    world.busy.add("a")
+    world.stops_at = (Sleep,)
+    world.connect("a", 1)
+    world.connect("a", 2)
+    await world.advance(1.5)
+    actor = world.actor_of("a")
+    world.leave(1)
+    world.call(2, "x")
+    await world.advance(3)
+    assert world.answers(2) == [("x", "busy")], "falling asleep takes too long"
+    world.stops_at = ()
+    await world.settle()
+    assert actor.joined == {2}
+
+
 async def test_a_quantum_of_nothing_does_not_hang() -> None:
     world = World(max_awake=2, spares=0, quantum_seconds=0, linger_seconds=0)
     for n in range(20):

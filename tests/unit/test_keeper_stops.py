@@ -115,6 +115,20 @@ async def test_whoever_does_not_fall_asleep_is_killed_at_the_end() -> None:
     assert world.answers(1) == [("x", "outcome_unknown")]
 
 
+async def test_a_second_drain_waits_for_the_first() -> None:
+    world = World()
+    world.connect("a", 1)
+    await world.settle()
+    world.stops_at = (Sleep,)
+    both = [asyncio.ensure_future(world.keeper.drain(20)) for _ in range(2)]
+    await world.settle()
+    assert not any(draining.done() for draining in both)
+    world.stops_at = ()
+    await world.settle()
+    await asyncio.gather(*both)
+    assert world.killed == []
+
+
 async def test_status_tells_the_last_frame_and_who_is_awake_and_wakes_nobody() -> None:
     world = World(idle_seconds=1)
     one, every = world.keeper.status(A), world.keeper.status()

@@ -283,6 +283,17 @@ async def test_acquire_wakes_and_gives_the_lease_and_leaves_no_room_behind() -> 
     assert (await asking)[1] > actor.lease or world.wakes["a"] == 2
 
 
+async def test_only_so_many_python_callers_wait_for_one_conversation() -> None:
+    world = World(starts_itself=False, max_queued_operations=3)
+    waiting = [asyncio.ensure_future(world.keeper.acquire(ConversationKey("chat", "a"))) for _ in range(4)]
+    await world.settle()
+    with pytest.raises(Busy):
+        await waiting[3]
+    world.starts_itself = True
+    await world.settle()
+    assert len(set(await asyncio.gather(*waiting[:3]))) == 1
+
+
 async def test_a_cancelled_acquire_wakes_nobody() -> None:
     world = World(starts_itself=False)
     asking = asyncio.ensure_future(world.keeper.acquire(ConversationKey("chat", "a")))
