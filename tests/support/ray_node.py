@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-AGENTS = ("agents_for_tests:Probe", "ray_agents:Slow", "actors.default_agent:Conversation")
+AGENTS = (
+    "agents_for_tests:Probe",
+    "ray_agents:Slow",
+    "vector_agent:Vector",
+    "actors.default_agent:Conversation",
+)
 
 
 @dataclass
