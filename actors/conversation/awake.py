@@ -46,7 +46,7 @@ from actors.conversation.events import (
     StateRefused,
 )
 from actors.conversation.json_text import decode, encode
-from actors.errors import Busy, NotMine, ReadOnlyConnection
+from actors.errors import Busy, ConnectionLost, NotMine, ReadOnlyConnection
 from actors.rpc import RpcMethod
 from actors.settings import Settings
 from storage import message_tree, schema
@@ -177,11 +177,11 @@ class AwakeConversation:
         connection = Connection(self, number, command.client_id, command.url, command.principal, command.verbs)
         agent = self._agent
         try:
-            if command.saved is None:
+            saved = None if command.saved is None else decode(command.saved)
+            if saved is None:
                 connection._is_readonly = command.is_readonly or agent.is_readonly_connection(connection)
                 connection._sends_protocol = agent.sends_protocol_to(connection)
             else:
-                saved = decode(command.saved)
                 connection._is_readonly, connection._sends_protocol, connection._state = saved
             # Through the database, behind what was written before, so that an owner with a successor tells nothing stale.
             await self._opened.database.read(lambda _: None)
@@ -194,7 +194,7 @@ class AwakeConversation:
         self._joined[number] = connection
         state = None if self._state is UNSET else encode(self._state)
         self._emit(Connected(number, state, connection._is_readonly, connection._sends_protocol))
-        if command.saved is None:
+        if saved is None:
             self.save_connection(connection)
             await self._greet(connection)
 
@@ -242,15 +242,24 @@ class AwakeConversation:
             if request is not None:
                 self._emit(failure(command.connection, request.call, exc, method))
             return
-        self._spawn(self._call(command, request, method, arguments), self._calls)
+        joined = self._joined.get(command.connection)  # what was accepted runs, also when its socket has gone by then
+        self._spawn(self._call(command, request, method, arguments, joined), self._calls)
 
-    async def _call(self, command: Rpc, request: Request, method: RpcMethod, arguments: dict[str, Any]) -> None:
+    async def _call(
+        self,
+        command: Rpc,
+        request: Request,
+        method: RpcMethod,
+        arguments: dict[str, Any],
+        joined: Connection | None,
+    ) -> None:
         answer = Answer(method, request.connection, request.call, self._emit)
         try:
-            connection = await self._connection(request.connection)
+            connection = joined or await self._connection(request.connection)
+            if connection is None:
+                raise ConnectionLost("before it had joined")
             current_connection.set(connection)
-            if connection is not None:
-                check_verb(method, arguments, connection.verbs)
+            check_verb(method, arguments, connection.verbs)
             async with asyncio.timeout(self._settings.call_seconds):
                 if method.is_streaming:
                     await getattr(self._agent, method.attribute)(answer, **arguments)
@@ -266,7 +275,7 @@ class AwakeConversation:
             answer.fail(exc)
 
     async def _connection(self, number: ConnectionId) -> Connection | None:
-        """The joined connection. None when its socket has gone meanwhile: the call still runs, as it was accepted."""
+        """The connection once it has joined; None when its socket has gone, or never came."""
         joining = self._joining.get(number)
         if joining is not None and number not in self._joined:
             await asyncio.wait([joining])

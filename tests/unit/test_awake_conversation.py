@@ -260,6 +260,24 @@ async def test_a_call_needs_the_verb_of_its_method(tmp_path):
         assert [entry["id"] for entry in await hall.call("getHistory")] == ["m1"]
 
 
+async def test_a_call_of_a_connection_that_never_joined_is_not_executed(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect(1)
+        hall.send("stray", "appendMessage", message("m1"), connection=7)
+        assert (await hall.answer("stray")).code == "connection_lost"
+        assert await hall.call("getHistory") == []
+
+
+async def test_a_call_that_was_accepted_runs_although_its_socket_has_gone(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect(1)
+        await hall.connect(2)
+        hall.send("a", "appendMessage", message("m1"), connection=1)
+        hall.conversation.submit(Disconnect(1))
+        await hall.answer("a")
+        assert [entry["id"] for entry in await hall.call("getHistory", connection=2)] == ["m1"]
+
+
 async def test_hooks_see_connections_and_messages(tmp_path):
     class Hooked(Probe):
         async def on_connect(self, connection):
