@@ -5,12 +5,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
 
 from actors.cli import app, run
+from actors.commands.target import conversation, server
+from actors.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -119,3 +122,44 @@ def test_a_reader_that_goes_away_is_no_failure() -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     os.close(writing)
     assert (done.returncode in (1, 141), done.stderr) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "clean", "token"),
+    [
+        ("ws://h:1", "ws://h:1", None),
+        ("https://h/base/?a=1&token=T", "wss://h/base?a=1", "T"),
+        ("ws://[::1]:8787/", "ws://[::1]:8787", None),
+    ],
+)
+def test_a_url_is_taken_apart_into_what_may_be_shown_and_the_credential(
+    given: str, clean: str, token: str | None
+) -> None:
+    found = server(given, None)
+    assert (found.url, found.token) == (clean, token)
+    assert "T" not in repr(found).replace("Server", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("alice", ("conversation", "alice")), ("robot/a/b", ("robot", "a/b")), ("a b", ("conversation", "a b"))],
+)
+def test_a_name_may_have_its_agent_before_the_first_slash(given: str, expected: tuple[str, str]) -> None:
+    assert conversation(given) == expected
+
+
+def test_serve_prints_one_line_for_programs_and_the_next_steps_for_people(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def serve(settings: Settings, announce: Callable[[str, int], None]) -> int:
+        assert (settings.idle_seconds, settings.agents) == (5.0, ("my_module:Assistant",))
+        announce("127.0.0.1", 9000)
+        return 7
+
+    monkeypatch.setattr("actors.cluster.start.serve", serve)
+    folder = tmp_path / "my data"
+    assert run(["serve", "my_module:Assistant", "--idle-seconds", "5", "--data", str(folder)]) == 7
+    out, err = capsys.readouterr()
+    assert out == "perdure: listening on ws://127.0.0.1:9000\n"
+    assert f"demo --url ws://127.0.0.1:9000 --data '{folder}'" in err
+    assert f"ls --data '{folder}'" in err
