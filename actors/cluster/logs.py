@@ -8,12 +8,13 @@ _TOO_LONG = 16 * 1024 * 1024
 
 
 def log_to(path: Path) -> None:
-    """Send the loggers ``perdure.*`` to this file. Several processes may append to one file, a line each."""
+    """Send the loggers ``perdure.*``, and warnings of all others, to this file. Several processes may append to one."""
     logger = logging.getLogger("perdure")
     if logger.handlers:
         return
     handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter(_FORMAT))
+    logging.getLogger().addHandler(handler)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -1,5 +1,6 @@
 """Waiting for a port of this machine, and the one sentence that says who holds it."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -13,11 +14,11 @@ _LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 def holder_of_port(port: int) -> str | None:
     """``"process 123 (name)"``, or None when this system or the process's owner does not let us know."""
-    inodes = {f"socket:[{inode}]" for inode in _listening(port)}
-    if not inodes:
+    sockets = {name for name, found in _listeners().items() if found == port}
+    if not sockets:
         return None
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and _holds(process, inodes):
+        if process.name.isdigit() and sockets & _sockets(process):
             try:
                 return f"process {process.name} ({(process / 'comm').read_text().strip()})"
             except OSError:
@@ -25,8 +26,42 @@ def holder_of_port(port: int) -> str | None:
     return None
 
 
-def _listening(port: int) -> set[str]:
+def listeners_of_session() -> list[str]:
+    """``"port (process name)"`` of all TCP sockets that the processes of our session listen on."""
+    found = []
+    sockets = _listeners()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or _session_of(process) != os.getsid(0):
+            continue
+        try:
+            name = (process / "comm").read_text().strip()
+        except OSError:
+            continue
+        found += [f"{sockets[inode]} ({name})" for inode in _sockets(process) if inode in sockets]
+    return sorted(found)
+
+
+def _session_of(process: Path) -> int:
+    try:
+        return os.getsid(int(process.name))
+    except OSError:
+        return -1
+
+
+def _sockets(process: Path) -> set[str]:
     found = set()
+    try:
+        for descriptor in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(descriptor))
+    except OSError:  # not ours, or gone
+        pass
+    return found
+
+
+def _listeners() -> dict[str, int]:
+    """Port by the name that the socket has as an open file."""
+    found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
@@ -34,16 +69,9 @@ def _listening(port: int) -> set[str]:
             continue
         for line in lines:
             fields = line.split()
-            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(fields[9])
+            if fields[3] == _LISTEN:
+                found[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
     return found
-
-
-def _holds(process: Path, inodes: set[str]) -> bool:
-    try:
-        return any(os.readlink(descriptor) in inodes for descriptor in (process / "fd").iterdir())
-    except OSError:  # not ours, or gone
-        return False
 
 
 def wait_for_port(host: str, port: int, wait_seconds: float) -> None:

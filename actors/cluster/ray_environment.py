@@ -24,7 +24,6 @@ _LONGEST_TEMP = 24  # Ray's sockets lie ~80 characters deeper and must stay belo
 def common_variables() -> dict[str, str]:
     """What every process that joins a cluster of ours sets, unless the user has set it already."""
     return {
-        "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray would ship the current folder to the workers
     }
@@ -42,6 +41,7 @@ def embedded_variables(token_file: Path) -> dict[str, str]:
 
 def set_variables(variables: dict[str, str]) -> None:
     """Call before ``import ray``, which reads some of them; the rest is read by the processes that Ray starts."""
+    os.environ["RAY_AUTH_MODE"] = "token"  # whatever the user has set
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
@@ -135,6 +135,7 @@ def embedded_arguments(root: Path) -> dict[str, Any]:
     return {
         "address": "local",  # never join a Ray that happens to run here
         "namespace": NAMESPACE,
+        "_node_ip_address": "127.0.0.1",  # the machine's other addresses may change while it runs
         "num_cpus": max(1, os.cpu_count() or 1),
         "include_dashboard": False,
         "log_to_driver": False,

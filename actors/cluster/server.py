@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from actors.cluster import ray_environment as environment
 from actors.cluster.errors import ServerError
 from actors.cluster.folder import NodeFolder
-from actors.cluster.ports import wait_for_port
+from actors.cluster.ports import listeners_of_session, wait_for_port
 from actors.settings import Settings
 
 logger = logging.getLogger("perdure.server")
@@ -136,6 +136,7 @@ def _serve(settings: Settings, orders: dict[str, Any], link: ParentLink, reports
         signal.signal(signal.SIGTERM, lambda *_: controller.drain())  # ray.init has set its own
         host, port = controller.start()
         link.attach(controller)
+        logger.info("listening sockets of this server and its Ray: %s", ", ".join(listeners_of_session()))
         reports.send(host=host, port=port)
         controller.run()
     finally:
@@ -157,11 +158,11 @@ def start_ray(settings: Settings) -> Path:
 
 
 def is_ray_alive() -> bool:
-    """Whether the daemons that `start_ray` started are running."""
+    """Whether the two daemons without which nothing goes on are running."""
     import ray._private.worker as worker
 
     node = worker._global_node  # no public call tells; the driver itself waits for a minute before it notices
-    return node is not None and not node.dead_processes()
+    return node is not None and not any(kind in ("gcs_server", "raylet") for kind, _ in node.dead_processes())
 
 
 if __name__ == "__main__":

@@ -67,3 +67,19 @@ async def test_a_cluster_serves_after_serve_has_returned_until_it_is_stopped(add
 def test_a_cluster_that_is_not_there_is_told_in_one_sentence(tmp_path: Path, address: str, sentence: str) -> None:
     served = run(SERVE, json.dumps({"address": address, "data": str(tmp_path / "data"), "port": 0}))
     assert (served.returncode, served.stderr) == (1, f"perdure: {sentence}\n")
+
+
+def test_ray_refuses_whoever_has_no_token(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]); print('let in')"
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    refused = run(program, address)
+    assert refused.returncode != 0
+    assert "AuthenticationError" in refused.stderr
+    assert "let in" not in refused.stdout
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 64)
+    wrong = run(program, address)
+    assert wrong.returncode != 0
+    assert "AuthenticationError" in wrong.stderr
