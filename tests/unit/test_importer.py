@@ -273,7 +273,8 @@ async def test_everything_is_sent_in_order_and_no_more_than_allowed_at_a_time() 
     server = FakeServer()
     report, done = await send(server, *(transcript(f"t{n}", 5) for n in range(10)))
     assert (report.conversations, report.sent, report.already_there, done) == (10, 50, 0, 50)
-    assert [*server.stored["conversation/t3"]] == [f"t3-{index}" for index in range(5)]
+    stored = [(message["id"], parent) for message, parent in server.stored["conversation/t3"].values()]
+    assert stored == [(f"t3-{index}", f"t3-{index - 1}" if index else None) for index in range(5)]
     assert server.most_open == 3
 
 
