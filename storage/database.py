@@ -68,7 +68,7 @@ class Database:
         self._connection = connection
         self._raw: sqlite3.Connection = connection._conn
         self._replicator = replicator
-        self._options = options or StorageOptions()
+        self.options = options or StorageOptions()
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._reader = ConfirmedReader(path) if replicator else None
@@ -161,9 +161,9 @@ class Database:
         return await operation.future
 
     def _check_limits(self, operation: Operation) -> None:
-        if len(self._queue) >= self._options.max_queued_operations:
+        if len(self._queue) >= self.options.max_queued_operations:
             raise Overloaded(f"{len(self._queue)} operations")
-        if self._queue and self._queued_bytes + operation.size > self._options.max_queued_bytes:
+        if self._queue and self._queued_bytes + operation.size > self.options.max_queued_bytes:
             raise Overloaded(f"{self._queued_bytes} bytes")
 
     def _take_group(self) -> list[Operation]:
@@ -193,7 +193,7 @@ class Database:
             self._pump_task = None
 
     async def _run_replicated(self, group: list[Operation], replicator: Replicator) -> None:
-        limit = self._options.store_deadline_seconds
+        limit = self.options.store_deadline_seconds
         deadline = Deadline(self._watch, limit, functools.partial(self._give_up, group))
         try:
             await self._run_group(group)
@@ -339,9 +339,9 @@ class Database:
         await self._connection.close()
 
     async def _close_replicated(self) -> StorageError | None:
-        limit = self._loop.time() + self._options.store_deadline_seconds
+        limit = self._loop.time() + self.options.store_deadline_seconds
         if self._pump_task is not None:
-            await asyncio.wait({self._pump_task}, timeout=self._options.store_deadline_seconds)
+            await asyncio.wait({self._pump_task}, timeout=self.options.store_deadline_seconds)
         problem: StorageError | None = self._lost
         if problem is None and self._pump_task is not None:
             problem = StoreUnavailable("it has not confirmed the last write in time")

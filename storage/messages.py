@@ -16,7 +16,7 @@ import orjson
 from storage import compactions, full_text, history
 from storage.access import Owner, Work, database_of, read, write
 from storage.compactions import add as add_compaction
-from storage.errors import StorageError, StoreUnavailable
+from storage.errors import LimitExceeded, StorageError, StoreUnavailable
 from storage.message_tree import Parent, Prepared, append, clear, delete, path_tokens, prepare, update
 from storage.records import LATEST, Appended, JsonObject, SessionMessage, clean
 
@@ -89,7 +89,7 @@ class AgentSessionProvider:
         self, message: Mapping[str, Any] | SessionMessage, parent_id: Parent = LATEST
     ) -> Appended:
         """`append_message`, and the estimate of the visible path after it, without the prompt."""
-        prepared = prepare(message)
+        prepared = self._prepare(message)
         appended, is_due = await self._write(
             lambda connection: self._append(connection, prepared, parent_id), size=prepared.sums.bytes
         )
@@ -102,7 +102,7 @@ class AgentSessionProvider:
         await self.update_and_estimate(message)
 
     async def update_and_estimate(self, message: Mapping[str, Any] | SessionMessage) -> Appended:
-        prepared = prepare(message)
+        prepared = self._prepare(message)
         return await self._write(
             lambda connection: update(connection, self.session_id, prepared), size=prepared.sums.bytes
         )
@@ -177,7 +177,24 @@ class AgentSessionProvider:
     def _append(self, connection: sqlite3.Connection, message: Prepared, parent_id: Parent) -> tuple[Appended, bool]:
         appended = append(connection, self.session_id, message, parent_id)
         (seq,) = connection.execute("SELECT last_insert_rowid()").fetchone()
+        if appended.inserted and seq > self.database.options.max_messages:
+            self._check_count(connection)
         return appended, appended.inserted and seq % full_text.BATCH == 0
+
+    def _check_count(self, connection: sqlite3.Connection) -> None:
+        """Raises LimitExceeded, which undoes the append."""
+        limit = self.database.options.max_messages
+        (count,) = connection.execute("SELECT count(*) FROM assistant_messages").fetchone()
+        if count > limit:
+            raise LimitExceeded("The number of messages of this conversation", f"{limit:,}")
+
+    def _prepare(self, message: Mapping[str, Any] | SessionMessage) -> Prepared:
+        """Raises InvalidMessage, LimitExceeded."""
+        prepared = prepare(message)
+        limit = self.database.options.max_message_bytes
+        if prepared.sums.bytes > limit:
+            raise LimitExceeded(f"A message of {prepared.sums.bytes:,} bytes", f"{limit:,} bytes")
+        return prepared
 
     def _catch_up_later(self) -> None:
         """Bring the index up to date, after what is waiting and off the way of any answer."""

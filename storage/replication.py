@@ -29,6 +29,9 @@ class StorageOptions:
     max_queued_operations: int = 1_000
     max_queued_bytes: int = 8 * 1024 * 1024
     max_conversation_bytes: int = 1024**3
+    max_message_bytes: int = 8 * 1024 * 1024
+    max_messages: int = 1_000_000
+    max_blocks: int = 256
 
     @classmethod
     def of(cls, settings: Any) -> "StorageOptions":
