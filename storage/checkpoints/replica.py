@@ -14,18 +14,20 @@ from storage.checkpoints.image import FileImage
 from storage.checkpoints.keys import ConversationKey
 from storage.checkpoints.log import Base, SlotLog, slot_key
 from storage.checkpoints.meta import write_meta
+from storage.checkpoints.records import HEADER_SIZE, decode_header
 from storage.checkpoints.snapshots import Cut, collect, write_snapshot
-from storage.checkpoints.store import CheckpointStore
-from storage.checkpoints.tail import Change, WalTail
+from storage.checkpoints.store import CheckpointStore, NotFound
+from storage.checkpoints.tail import Change, TailLost, WalTail
 from storage.checkpoints.warm import Clean, LocalFile
 from storage.connections import PAGE_SIZE
-from storage.errors import Damaged, Fenced, LocalDiskFailed, StorageError, StoreUnavailable
+from storage.errors import CorruptDatabase, Fenced, ForeignDatabase, LocalDiskFailed, StorageError, StoreUnavailable
 from storage.replication import Proof, StorageOptions, boottime
 
 Prepare = Callable[[sqlite3.Connection], None]
 
 _MAX_WAL_BYTES = 16 * 1024 * 1024
 _SLOTS_BETWEEN_ATTEMPTS = 16
+_SNAPSHOTS_PER_RETENTION = 24
 
 log = logging.getLogger("perdure.storage.checkpoints")
 
@@ -70,6 +72,7 @@ class Replica:
         self._is_hinted = False
         self._is_flat = False  # the file holds everything and has no log beside it
         self._snapshot_thread: threading.Thread | None = None
+        self._hint_thread: threading.Thread | None = None
         self._next_attempt = 0
         self.started_warm = False
 
@@ -94,24 +97,24 @@ class Replica:
             self._claim(image, clean)
             self.proof.renew(at)
             self._is_whole = os.stat(self._file.path).st_size == 0
-        except Damaged as exc:
-            image.close()
-            log.error("%s; what was restored of it is kept in %s", exc, self._file.quarantine())
-            raise
+        except (CorruptDatabase, ForeignDatabase) as exc:
+            name, detail = exc.args
+            raise type(exc)(name, f"{detail}; a copy is in {self._file.put_aside()}") from exc
         finally:
             image.close()
         return self._file.path
 
     def _claim(self, image: FileImage, clean: Clean | None) -> None:
         warm = Base(clean.slot, bytes.fromhex(clean.digest), clean.epoch) if clean else None
-        self.started_warm = self.log.claim(image, warm) is warm and warm is not None
+        self.started_warm = self._is_hinted = self.log.claim(image, warm) is warm and warm is not None
         if self.started_warm and clean is not None:
             self.log.note_snapshot(Base(clean.snapshot_slot, b"", clean.epoch, clean.snapshot_size), -clean.log_bytes)
 
     def opened(self, connection: sqlite3.Connection) -> None:
-        self._tail = WalTail(self._file.path)
-        self._descriptor = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC)
-        self._page_size = int(connection.execute("PRAGMA page_size").fetchall()[0][0])
+        try:
+            self._open_files(connection)
+        except (OSError, sqlite3.Error, TailLost) as exc:
+            raise LocalDiskFailed(f"{self._file.path}: {exc}") from exc
         if self._prepare is not None:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -120,10 +123,16 @@ class Replica:
                 connection.execute("ROLLBACK")
                 raise
             connection.execute("COMMIT")
+        assert self._tail is not None
         if self._is_whole:
             self._tail.skip()
         elif (change := self._tail.read()) is not None:
             self._send(change)
+
+    def _open_files(self, connection: sqlite3.Connection) -> None:
+        self._tail = WalTail(self._file.path)
+        self._descriptor = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._page_size = int(connection.execute("PRAGMA page_size").fetchall()[0][0])
 
     # ---- while awake ----
 
@@ -203,15 +212,14 @@ class Replica:
         return self._is_file_free and self._tail is not None and self._tail.size > _MAX_WAL_BYTES
 
     def settle(self, connection: sqlite3.Connection) -> None:
+        # what may wait for the store has a thread of its own: this one is everybody's
         if not self._is_hinted:
-            self._write_hint()
+            self._is_hinted = True
+            self._hint_thread = _start(self._write_hint, self.log.epoch, self.log.slot)
         if self._is_snapshot_due:
             self._next_attempt = self.log.slot + _SLOTS_BETWEEN_ATTEMPTS
             if self._checkpoint(connection):
-                self._snapshot_thread = threading.Thread(
-                    target=self._snapshot, args=(self._cut(),), name="perdure-snapshot", daemon=True
-                )
-                self._snapshot_thread.start()
+                self._snapshot_thread = _start(self._snapshot, self._cut())
         elif self._is_wal_long:
             self._checkpoint(connection)
 
@@ -244,8 +252,15 @@ class Replica:
             self._raise_if_fenced()
             size = write_snapshot(self._store, self.log.prefix, cut)
             self.log.note_snapshot(Base(cut.slot, cut.digest, cut.epoch, size), cut.at_bytes)
-            horizon = self._now_ms() - int(self._options.retention_seconds * 1000)
-            collect(self._store, self.log.prefix, older_than_ms=horizon, prove=self._raise_if_fenced)
+            self._next_attempt = 0
+            retention_ms = int(self._options.retention_seconds * 1000)
+            collect(
+                self._store,
+                self.log.prefix,
+                older_than_ms=self._now_ms() - retention_ms,
+                prove=self._prove_aside,
+                spacing_ms=retention_ms // _SNAPSHOTS_PER_RETENTION,
+            )
         except Fenced:
             pass
         except StorageError as exc:
@@ -257,12 +272,20 @@ class Replica:
         if self.log.fenced is not None:
             raise self.log.fenced
 
-    def _write_hint(self) -> None:
-        self._is_hinted = True  # tried once; it is written again at the end
+    def _prove_aside(self) -> None:
+        """Like `SlotLog.prove`, beside the thread that may be writing the next slot just now."""
+        self._raise_if_fenced()
+        key = slot_key(self.log.prefix, self.log.slot + 1)
         try:
-            write_meta(
-                self._store, self.key, self.facts, epoch=self.log.epoch, slot=self.log.slot, now_ms=self._now_ms()
-            )
+            header, _ = decode_header(self._store.get(key, size=HEADER_SIZE), key)
+        except NotFound:
+            return
+        if header.nonce != self.log.nonce:
+            raise Fenced(header.node.hex(), header.epoch)
+
+    def _write_hint(self, epoch: int, slot: int) -> None:
+        try:
+            write_meta(self._store, self.key, self.facts, epoch=epoch, slot=slot, now_ms=self._now_ms())
         except StorageError as exc:
             log.warning("no hint for %s: %s", self.key.digest, exc)
 
@@ -283,15 +306,16 @@ class Replica:
                 self._next_attempt = self.log.slot + _SLOTS_BETWEEN_ATTEMPTS
                 self._snapshot(self._cut())
             self.log.close()
-        self._write_hint()
+        self._write_hint(self.log.epoch, self.log.slot)
         try:
             self._is_flat = self._checkpoint(connection)
         except sqlite3.Error as exc:
             log.warning("after the end of %s: %s", self.key.digest, exc)
 
     def stop(self) -> None:
-        if self._snapshot_thread is not None:
-            self._snapshot_thread.join()
+        for thread in (self._hint_thread, self._snapshot_thread):
+            if thread is not None:
+                thread.join()
 
     def closed(self, *, cleanly: bool) -> None:
         if self._tail is not None:
@@ -313,6 +337,12 @@ class Replica:
                 self._file.drop()
         except OSError as exc:
             log.warning("the local file of %s: %s", self.key.digest, exc)
+
+
+def _start(run: Callable[..., None], *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=run, args=args, name="perdure-store", daemon=True)
+    thread.start()
+    return thread
 
 
 def _whole(connection: sqlite3.Connection, page_size: int) -> Change:

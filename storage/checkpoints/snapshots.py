@@ -78,17 +78,34 @@ def _pieces(cut: Cut) -> Iterator[bytes]:
 
 
 def collect(
-    store: CheckpointStore, prefix: str, *, older_than_ms: int, prove: Callable[[], None], floor: int | None = None
+    store: CheckpointStore,
+    prefix: str,
+    *,
+    older_than_ms: int,
+    prove: Callable[[], None],
+    spacing_ms: int = 0,
+    floor: int | None = None,
 ) -> int | None:
     """Delete what no restore within the retention needs; the floor it raised to, None when there was nothing to do.
 
     Kept are the newest snapshot of before ``older_than_ms`` and all that came after it, and never fewer than two
-    verified snapshots. ``prove`` is called before anything is written and raises when this writer is no longer the owner.
+    verified snapshots. Between the oldest and the two newest a snapshot is kept only if it is ``spacing_ms`` younger than
+    the one before: every slot is there still, so the others save nothing but time. ``prove`` is called before anything
+    is written and raises when this writer is no longer the owner.
     """
     chosen = _floor_for(store, prefix, older_than_ms) if floor is None else floor
-    if chosen is None:
-        return None
-    prove()
+    if chosen is not None:
+        prove()
+        _raise_floor(store, prefix, chosen)
+    thin = _too_dense(store, prefix, spacing_ms) if spacing_ms else []
+    if thin:
+        prove()
+        for slot in thin:
+            store.delete(snapshot_key(prefix, slot))
+    return chosen
+
+
+def _raise_floor(store: CheckpointStore, prefix: str, chosen: int) -> None:
     try:
         store.create(floor_key(prefix, chosen), b"")  # I4: before the first delete
     except AlreadyExists:
@@ -100,7 +117,22 @@ def collect(
     # the floor before this one stays for now: a listing under way, while one is made and another deleted, may miss both
     for slot in slots_in(store, f"{prefix}/floor")[:-2]:
         store.delete(floor_key(prefix, slot))
-    return chosen
+
+
+def _too_dense(store: CheckpointStore, prefix: str, spacing_ms: int) -> list[int]:
+    """Snapshots that are too close to the one kept before them; never the oldest nor the newest two."""
+    snapshots = slots_in(store, f"{prefix}/snap")
+    if len(snapshots) <= KEPT_SNAPSHOTS + 1:
+        return []
+    kept_at = _time_of(store, prefix, snapshots[0])
+    dense = []
+    for slot in snapshots[1:-KEPT_SNAPSHOTS]:
+        time_ms = _time_of(store, prefix, slot)
+        if time_ms - kept_at < spacing_ms:
+            dense.append(slot)
+        else:
+            kept_at = time_ms
+    return dense
 
 
 def _floor_for(store: CheckpointStore, prefix: str, older_than_ms: int) -> int | None:

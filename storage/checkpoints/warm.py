@@ -6,6 +6,7 @@ trusted: after an unclean stop, or a loss of power (the file is not synced; the 
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -21,6 +22,7 @@ from storage.checkpoints.log import Base
 _WARM = "warm.sqlite"
 _CLEAN = "clean.json"
 _LIVE = "live-"
+_ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +49,33 @@ class LocalFile:
         self.path = self.folder / f"{_LIVE}{secrets.token_hex(8)}.sqlite"
 
     def take(self) -> Clean | None:
-        """Make `path` the place of the live file; what is known of it when it is a warm one, else None (no file there).
+        """Make the live file; what is known of it when it is a warm one, else None, and then it is empty.
 
         Removes what unclean stops have left. Raises OSError.
         """
-        _make_private(self.folder)
+        self._create()
         for leftover in self.folder.glob(f"{_LIVE}*"):
-            leftover.unlink(missing_ok=True)
+            if leftover != self.path:
+                leftover.unlink(missing_ok=True)
         try:
             os.rename(self.folder / _WARM, self.path)
+            clean = self._read_clean()
         except FileNotFoundError:
-            (self.folder / _CLEAN).unlink(missing_ok=True)
-            return None
-        clean = self._read_clean()
+            clean = None
         (self.folder / _CLEAN).unlink(missing_ok=True)
         if clean is None:
-            self.path.unlink()
+            os.truncate(self.path, 0)
         return clean
+
+    def _create(self) -> None:
+        for _ in range(_ATTEMPTS):
+            _make_private(self.folder)
+            try:
+                os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                return
+            except FileNotFoundError:  # somebody who left the conversation just now has removed the folder
+                continue
+        raise FileNotFoundError(errno.ENOENT, "the folder goes away again and again", str(self.folder))
 
     def keep(self, *, slot: int, digest: bytes, epoch: int, snapshot: Base, log_bytes: int) -> None:
         """The file is closed and has no log beside it: keep it for the next wake. Raises OSError."""
@@ -93,11 +105,11 @@ class LocalFile:
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
-    def quarantine(self) -> Path:
-        """Put the live file aside, beside the others that were, for somebody to look at; its new place."""
+    def put_aside(self) -> Path:
+        """Keep the live file for somebody to look at, in place of an earlier one of this conversation; its new place."""
         folder = self.folder.parent.parent / "quarantine"
         _make_private(folder)
-        target = folder / f"{self.folder.name}-{self.path.name}"
+        target = folder / f"{self.folder.name}.sqlite"
         os.rename(self.path, target)
         return target
 

@@ -416,6 +416,14 @@ def test_collection_never_leaves_fewer_than_two_snapshots() -> None:
     assert collect(store, PREFIX, older_than_ms=10**9, prove=log.prove) is None
 
 
+def test_snapshots_within_the_retention_are_thinned_and_every_slot_stays() -> None:
+    store, log = grown(10)
+    assert collect(store, PREFIX, older_than_ms=-1, prove=log.prove, spacing_ms=4) is None
+    assert slots_in(store, f"{PREFIX}/snap") == [3, 15, 27, 30]
+    assert len(slots_in(store, f"{PREFIX}/log")) == 31
+    assert claimed(store)[1].pages == {1: page("v9.2")}
+
+
 def test_collection_does_not_count_a_damaged_snapshot() -> None:
     store, log = grown(4)
     store.objects[snapshot_key(PREFIX, 12)] = b"junk"
