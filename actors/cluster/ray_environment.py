@@ -1,16 +1,20 @@
 """How Ray is started here: variables that must be set before ``import ray``, arguments of ``ray.init``, folders.
 
-Ray's own listeners bind to all interfaces, whatever one asks for, so token authentication is never optional. The
-cluster is started with the data folder as current folder: Ray puts the driver's current folder first on every
-worker's path, and a user's own ``storage`` package there would hide ours.
+Left alone, Ray's listeners bind to all interfaces, and whoever reaches one runs code here: an embedded Ray gets the
+loopback address only, and token authentication is never optional. The cluster is started with the data folder as
+current folder: Ray puts the driver's current folder first on every worker's path, and a user's own ``storage`` package
+there would hide ours.
 """
 
 import contextlib
+import functools
+import importlib
 import os
 import secrets
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +39,18 @@ def embedded_variables(token_file: Path) -> dict[str, str]:
         **common_variables(),
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_worker_niceness": "0",  # 15 by default: conversations would lose to every other process
+        # By its name for other systems; it makes Ray use and listen on the loopback address alone. Arguments of ray.init
+        # do not: an address that is given is replaced by the machine's, which may also change while it runs.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_raylet_death_check_interval_milliseconds": "250",
     }
+
+
+def write_variables_for_drivers(data: Path, address: str) -> None:
+    """DATA/ray.env: what another program of this user needs in its environment for ``ray.init()`` to join this Ray."""
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+    lines = [f"RAY_ADDRESS={address}", *(f"{name}={os.environ[name]}" for name in names if name in os.environ)]
+    (data / "ray.env").write_text("\n".join(lines) + "\n")
 
 
 def set_variables(variables: dict[str, str]) -> None:
@@ -135,7 +149,6 @@ def embedded_arguments(root: Path) -> dict[str, Any]:
     return {
         "address": "local",  # never join a Ray that happens to run here
         "namespace": NAMESPACE,
-        "_node_ip_address": "127.0.0.1",  # the machine's other addresses may change while it runs
         "num_cpus": max(1, os.cpu_count() or 1),
         "include_dashboard": False,
         "log_to_driver": False,
@@ -144,6 +157,25 @@ def embedded_arguments(root: Path) -> dict[str, Any]:
         "object_store_memory": OBJECT_STORE_BYTES,
         "_temp_dir": str(root),
     }
+
+
+@contextlib.contextmanager
+def without_helpers() -> Iterator[None]:
+    """Around ``ray.init``: no autoscaler and no log forwarder, two processes of 60 MB that take a second to start.
+
+    ``ray.init`` has no arguments for it, but what it calls has. Without effect where Ray is built differently.
+    """
+    try:
+        parameter: Any = importlib.import_module("ray._private.parameter")
+        original = parameter.RayParams
+    except (ImportError, AttributeError):
+        yield
+        return
+    parameter.RayParams = functools.partial(original, no_monitor=True, include_log_monitor=False)
+    try:
+        yield
+    finally:
+        parameter.RayParams = original
 
 
 def joining_arguments(address: str) -> dict[str, Any]:
