@@ -409,6 +409,7 @@ class Database:
             stopped = self._connection.stop()
             if stopped is not None:
                 await stopped
+            self._connection._thread.join(1)  # it has said its last word: whoever counts threads now must not see it
 
     def _end_in_thread(self, cleanly: bool) -> None:
         self._is_ended = True
