@@ -41,6 +41,7 @@ class GatewayActor:
         end_with_parent()
         os.umask(0o077)
         self._options = options
+        self._started = asyncio.Event()
         self._ended = asyncio.Event()
         self._folder: NodeFolder
         self._store: CheckpointStore
@@ -53,7 +54,9 @@ class GatewayActor:
     async def start(self) -> tuple[str, int]:
         """Lock the folder, open the store, listen; the address. Raises `CannotStart` with one sentence."""
         try:
-            return await self._start()
+            address = await self._start()
+            self._started.set()
+            return address
         except CannotStart:
             raise
         except (StorageError, OSError) as exc:
@@ -126,12 +129,14 @@ class GatewayActor:
 
     async def acquire(self, agent: str, name: str) -> tuple[Any, int]:
         """Who holds the conversation, woken if need be, and under which lease. Raises `UnknownAgent`, `Busy`."""
+        await self._started.wait()
         if agent not in self._agents:
             raise UnknownAgent(agent)
         return await self._keeper.acquire(ConversationKey(agent, name))
 
     async def frame(self, agent: str, name: str, last: bytes | None) -> bytes | None:
         """The next status frame that is not ``last``; None if none came for a while. Wakes nobody."""
+        await self._started.wait()
         async with self._keeper.status(ConversationKey(agent, name)) as statuses:
             try:
                 async with asyncio.timeout(_POLL_SECONDS):

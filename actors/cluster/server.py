@@ -151,9 +151,9 @@ def start_ray(settings: Settings) -> Path:
 
     root = environment.temp_root()
     environment.remove_dead_sessions(root)
-    with contextlib.chdir(settings.data):
+    with contextlib.chdir(settings.data), environment.without_helpers():
         context: Any = ray.init(**environment.embedded_arguments(root))
-    (settings.data / "ray-address").write_text(str(context.address_info["gcs_address"]) + "\n")
+    environment.write_variables_for_drivers(settings.data, str(context.address_info["gcs_address"]))
     return Path(context.address_info["session_dir"])
 
 

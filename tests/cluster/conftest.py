@@ -24,7 +24,7 @@ def local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     root = ray_environment.temp_root()
     ray_environment.remove_dead_sessions(root)
-    with contextlib.chdir(data):
+    with contextlib.chdir(data), ray_environment.without_helpers():
         ray.init(**ray_environment.embedded_arguments(root))
     yield
     with warnings.catch_warnings():

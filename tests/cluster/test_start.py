@@ -1,9 +1,11 @@
 """The embedded start as a process: signals, deaths, restarts on the same folder, mistakes."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ async def test_a_server_ends_cleanly_by_signals_and_keeps_everything_through_a_k
     with Embedded(data) as server:
         server.wait_until_listening()
         assert data.stat().st_mode & 0o777 == 0o700
+        assert not [found for found in server.family() if "/monitor.py" in found.title or "log_monitor" in found.title]
         await append(server.url, "m1", "m2")
         server.signal_group(signal.SIGINT)  # as Ctrl-C does
         assert server.wait() == 0
@@ -65,6 +68,53 @@ async def test_a_server_ends_cleanly_by_signals_and_keeps_everything_through_a_k
         server.wait_until_listening()
         assert await history(server.url) == ["m1", "m2", "m3"]
         server.signal_group(signal.SIGTERM)
+        assert server.wait() == 0
+
+
+DRIVER = """
+import asyncio, ray, actors
+ray.init(log_to_driver=False)
+async def main():
+    chat = await actors.connect("conversation", "ann")
+    await chat.append_message({"id": "h1", "role": "user", "parts": []})
+    print([found["id"] for found in await chat.get_history()])
+asyncio.run(main())
+"""
+
+
+def listening_addresses(pids: set[int]) -> set[str]:
+    """Of all TCP sockets that these processes listen on."""
+    inodes = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(descriptor))
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+async def test_everything_listens_on_the_loopback_address_and_a_driver_joins_by_the_written_variables(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    with Embedded(data) as server:
+        server.wait_until_listening()
+        addresses = listening_addresses({found.pid for found in server.family()})
+        assert addresses == {"0100007F", "0000000000000000FFFF00000100007F"}
+        variables = dict(line.split("=", 1) for line in (data / "ray.env").read_text().splitlines())
+        others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        driver = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-c", DRIVER, env={**others, **variables}, stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await asyncio.wait_for(driver.communicate(), 60)
+        assert output.decode().splitlines()[-1] == "['h1']"
+        assert await history(server.url) == ["h1"]
+        server.signal(signal.SIGTERM)
         assert server.wait() == 0
 
 
