@@ -7,11 +7,15 @@ import signal
 import time
 
 import pytest
+from awake import awake
 from serving import Server
 from websockets.exceptions import ConnectionClosed
 from wire import CallFailed, Socket, message
 
-AGENTS = ("agents_for_tests:Probe",)
+from actors import Client
+from storage.checkpoints import ConversationKey, open_store
+
+AGENTS = ("agents_for_tests:Probe", "agents_for_tests:Crashing")
 HANG_SECONDS = 2.0
 RETRYABLE = ("It is not known whether", "Too busy", "repeat the call")
 
@@ -191,6 +195,90 @@ async def test_a_socket_keeps_its_order_and_its_connection_over_every_sleep(serv
                 await socket.answer(call)
             await crowd
     assert_in_order_per_client(await history(server.url, "tidal"), 3, 60)
+
+
+async def test_a_conversation_that_crashes_its_process_at_every_wake_is_given_up_and_harms_nobody(server):  # B71
+    async with Socket(server.url, "bystander", "probe") as bystander:
+        await bystander.call("appendMessage", message("m0"))
+        begun = time.monotonic()
+        with pytest.raises((CallFailed, ConnectionClosed)):
+            async with Socket(server.url, "poisoned", "crashing") as socket:
+                await socket.call("getHistory")
+        assert time.monotonic() - begun < 10
+        assert (await bystander.call("getLatestLeaf"))["id"] == "m0"
+    async with Socket(server.url, "sound", "crashing") as socket:
+        await socket.call("appendMessage", message("m0"))
+
+
+async def test_a_frozen_owner_with_a_successor_tells_nothing_stale_and_ends(server, tmp_path):  # B76, B79
+    """The successor is an owner of our own on the same store; the frozen actor thaws before it is noticed."""
+    hall_folder = tmp_path / "elsewhere"
+    hall_folder.mkdir()
+    async with Socket(server.url, "frozen", "probe") as socket:
+        await socket.call("appendMessage", message("m1"))
+        pid = await socket.call("pid")
+        os.kill(pid, signal.SIGSTOP)
+        store = open_store(str(server.data / "store"))
+        async with awake(hall_folder, store=store, key=ConversationKey("probe", "frozen")) as successor:
+            await successor.connect()
+            await successor.call("appendMessage", message("m2"))
+            read = asyncio.create_task(socket.call("getHistory"))
+            await asyncio.sleep(1.1)  # the frozen owner's proof is older than a second now
+            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(CallFailed):  # one retryable error at most
+                assert [entry["id"] for entry in await read] == ["m1", "m2"]
+            seen = await socket.call("getHistory")
+            assert [entry["id"] for entry in seen] == ["m1", "m2"]
+            assert await socket.call("pid") != pid
+        await socket.call("appendMessage", message("m3"))
+        assert [entry["id"] for entry in await socket.call("getHistory")] == ["m1", "m2", "m3"]
+
+
+async def test_two_owners_that_take_the_conversation_from_each_other_lose_and_double_nothing(server, tmp_path):
+    key, store = ConversationKey("probe", "contested"), open_store(str(server.data / "store"))
+    async with Socket(server.url, "contested", "probe") as socket:
+        for number in range(0, 20, 2):
+            retries: list[str] = []
+            await append_until_acknowledged(socket, message(f"c0-{number}"), retries)
+            assert len(retries) <= 1
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            async with awake(folder, store=store, key=key) as other:
+                await other.connect()
+                await other.call("appendMessage", message(f"c0-{number + 1}"))
+        # a read alone could be up to a second old: that long is a proof of ownership good for
+        await append_until_acknowledged(socket, message("c0-20"), [])
+        assert_in_order_per_client([entry["id"] for entry in await socket.call("getHistory")], 1, 21)
+
+
+async def test_watchers_see_every_frame_once_in_order_whatever_is_stored(server):  # B64
+    noise = bytes(range(256)).decode("latin-1") * 4_096  # 1 MiB of a binary output
+    part = {"type": "dynamic-tool", "toolCallId": "c", "toolName": "unzip", "input": {}, "output": noise}
+    async with contextlib.AsyncExitStack() as stack:
+        watchers = [await stack.enter_async_context(Socket(server.url, "noisy", "probe")) for _ in range(3)]
+        writer = await stack.enter_async_context(Socket(server.url, "noisy", "probe"))
+        for number in range(5):
+            entry = {"id": f"m{number}", "role": "assistant", "parts": [{**part, "state": "output-available"}]}
+            await writer.call("appendMessage", entry)
+        assert (await writer.call("getLatestLeaf"))["parts"][0]["output"] == noise
+        for watcher in watchers:
+            await watcher.frames_until(lambda frame: frame.get("seq") == 5)
+            frames = [frame for frame in watcher.others if frame["type"] == "cf_agent_session"]
+            assert [frame["seq"] for frame in frames] == [1, 2, 3, 4, 5]
+            assert all(len(str(frame)) < 1_000 for frame in frames)
+
+
+async def test_clients_outlive_the_gateways_process_and_append_exactly_once(server):  # B83
+    async def client(number: int) -> None:
+        async with Client(server.url, "probe", "patient") as chat:
+            for index in range(60):
+                await chat.append_message(message(f"c{number}-{index}"))
+                if number == 0 and index == 20:
+                    (gateway,) = server.gateways()
+                    os.kill(gateway.pid, signal.SIGKILL)
+
+    await asyncio.wait_for(asyncio.gather(*[client(number) for number in range(4)]), 60)
+    assert_in_order_per_client(await history(server.url, "patient"), 4, 60)
 
 
 async def touch_other(url: str, name: str) -> None:

@@ -101,3 +101,11 @@ class Probe(SessionMethods, Agent):
             task.get_coro().__qualname__ for task in asyncio.all_tasks() if "_late" in task.get_coro().__qualname__
         ]
         return {"secret": self.secret, "tasks": tasks, "pid": os.getpid(), "connection": len(self.connections)}
+
+
+class Crashing(SessionMethods, Agent):
+    """Ends its process while it is waking, as one that runs out of memory there does."""
+
+    async def on_start(self) -> None:
+        if self.name.startswith("poisoned"):
+            os._exit(1)
