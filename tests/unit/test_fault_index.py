@@ -1,0 +1,78 @@
+"""Where each fault that products of this kind have had is shown to be impossible here: case -> tests.
+
+The cases are those of the areas HIST, IDEM, PAY, SQL, HIB, ACT and SRCH, as far as what they are about exists. Not here yet:
+B55's truncation of older messages, B61's export to models, B88's deletion of a session (with the session manager), B70 and
+B82 (schedules), B68 (leases).
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+CASES = {
+    "B01": ("unit/test_messages.py", "test_order_does_not_depend_on_the_clock"),
+    "B02": ("unit/test_session_faults.py", "test_the_recent_history_of_one_batch_is_its_newest_part_in_order"),
+    "B04": ("unit/test_session_faults.py", "test_the_recent_history_of_one_batch_is_its_newest_part_in_order"),
+    "B05": ("unit/test_session_faults.py", "test_appends_within_one_tick_of_the_clock_are_both_accepted"),
+    "B07": ("unit/test_session_compaction.py", "test_appends_during_a_run_succeed_and_keep_their_order"),
+    "B08": ("unit/test_session_faults.py", "test_a_stream_a_second_client_and_a_tool_write_side_by_side"),
+    "B10": ("unit/test_messages.py", "test_a_turn_that_is_tried_again_has_one_question_and_one_answer"),
+    "B11": ("unit/test_session_faults.py", "test_a_result_that_could_not_be_stored_is_stored_once_by_the_retry"),
+    "B17": ("unit/test_session_messages.py", "test_a_parent_of_another_session_is_refused"),
+    "B22": ("unit/test_session_compaction.py", "test_appends_during_a_run_succeed_and_keep_their_order"),
+    "B40": ("unit/test_session_blocks.py", "test_a_write_is_there_after_the_session_is_gone"),
+    "B41": ("unit/test_full_text.py", "test_punctuation_is_no_operator"),
+    "B43": ("unit/test_full_text.py", "test_an_index_that_is_broken_is_an_error_and_not_an_empty_result"),
+    "B44": ("unit/test_full_text.py", "test_all_words_must_match_in_any_order"),
+    "B46": ("unit/test_full_text.py", "test_results_tell_when_the_message_was_made"),
+    "B47": ("unit/test_full_text.py", "test_nothing_of_a_message_that_is_gone_stays_in_the_index"),
+    "B49": ("unit/test_messages.py", "test_a_session_id_is_taken_as_it_is"),
+    "B55": ("unit/test_session_faults.py", "test_a_summary_of_emoji_never_cuts_a_character"),
+    "B56": ("unit/test_session_faults.py", "test_one_bad_code_unit_changes_nothing_else"),
+    "B58": ("unit/test_full_text.py", "test_what_follows_a_nul_is_found"),
+    "B59": ("unit/test_session_faults.py", "test_a_wake_of_a_large_conversation_needs_memory_for_its_window_only"),
+    "B61": ("unit/test_session_faults.py", "test_a_tool_input_of_any_kind_is_stored_untouched"),
+    "B62": ("unit/test_messages.py", "test_storage_grows_with_what_is_stored_and_not_faster"),
+    "B64": ("fault/test_conversation_faults.py", "test_watchers_see_every_frame_once_in_order_whatever_is_stored"),
+    "B65": (
+        "conformance/test_hibernating.py",
+        "test_a_conversation_closed_and_claimed_between_any_two_steps_is_the_same",
+    ),
+    "B67": ("fault/test_conversation_faults.py", "test_a_socket_keeps_its_order_and_its_connection_over_every_sleep"),
+    "B71": (
+        "fault/test_conversation_faults.py",
+        "test_a_conversation_that_crashes_its_process_at_every_wake_is_given_up_and_harms_nobody",
+    ),
+    "B73": ("unit/test_open_conversation.py", "test_a_snapshot_holds_exactly_the_state_of_its_slot"),
+    "B74": ("unit/test_session_faults.py", "test_a_compaction_during_a_recovery_confuses_nothing"),
+    "B76": (
+        "fault/test_conversation_faults.py",
+        "test_a_frozen_owner_with_a_successor_tells_nothing_stale_and_ends",
+    ),
+    "B77": (
+        "fault/test_conversation_faults.py",
+        "test_a_hundred_first_touches_of_one_name_make_one_epoch_one_actor_and_one_file",
+    ),
+    "B79": (
+        "unit/test_awake_conversation.py",
+        "test_one_operation_of_a_conversation_that_was_taken_over_comes_back_and_a_longer_call_is_unknown",
+    ),
+    "B80": (
+        "unit/test_awake_conversation.py",
+        "test_one_operation_of_a_conversation_that_was_taken_over_comes_back_and_a_longer_call_is_unknown",
+    ),
+    "B83": ("fault/test_conversation_faults.py", "test_clients_outlive_the_gateways_process_and_append_exactly_once"),
+    "B85": ("unit/test_session_faults.py", "test_readers_backups_and_the_writer_never_lock_each_other_out"),
+    "B86": ("unit/test_database.py", "test_many_processes_that_open_one_new_file_at_once_all_succeed"),
+    "B88": ("unit/test_database.py", "test_the_writer_has_every_pragma_that_the_rest_relies_on"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_test_of_a_case_exists(case: str) -> None:
+    path, name = CASES[case]
+    text = (TESTS / path).read_text(encoding="utf-8")
+    assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{path} has no test {name}"
