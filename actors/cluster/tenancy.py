@@ -9,9 +9,11 @@ import asyncio
 import contextvars
 import gc
 import os
+import stat
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -22,6 +24,7 @@ LEAVE_SECONDS = 1.0
 """How long tasks and threads may take to end."""
 _LOOK_SECONDS = 0.005
 _FILES = "/proc/self/fd"
+_KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR, stat.S_IFBLK)
 _SHARED_THREADS = "perdure-"  # threads of the process itself, made when first needed
 
 _tenant: contextvars.ContextVar["Tenancy | None"] = contextvars.ContextVar("perdure_tenant", default=None)
@@ -47,7 +50,7 @@ class Tenancy:
     def __init__(self) -> None:
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._threads = set(threading.enumerate())
-        self._files = _open_files()
+        self._files = Counter(_open_files().values())
         self._context = contextvars.copy_context()
         self._context.run(_tenant.set, self)
         # asyncio.to_thread of the tenant's code goes here, and ends with it.
@@ -90,28 +93,35 @@ class Tenancy:
             for thread in threading.enumerate()
             if thread not in self._threads and not thread.name.startswith(_SHARED_THREADS)
         ]
-        before = list(self._files)
-        files = []
-        for path in _open_files():
-            if path in before:
-                before.remove(path)
+        before, files = self._files.copy(), []
+        for descriptor, file in _open_files().items():
+            if before[file]:
+                before[file] -= 1
             else:
-                files.append(f"file {path}")
+                files.append(f"file {_path_of(descriptor)}")
         return tasks + threads + files
 
 
-def _open_files() -> list[str]:
-    """Paths of the open files that are files; nothing where the system does not tell."""
+def _open_files() -> dict[int, tuple[int, int]]:
+    """Descriptors of files, folders and devices, each with what identifies it; nothing where the system does not tell."""
     try:
         descriptors = os.listdir(_FILES)
     except OSError:
-        return []
-    paths = []
-    for descriptor in descriptors:
+        return {}
+    files = {}
+    for descriptor in map(int, descriptors):
         try:
-            path = os.readlink(f"{_FILES}/{descriptor}")
+            facts = os.fstat(descriptor)
         except OSError:  # the one that listed the folder
             continue
-        if path.startswith("/") and not path.startswith(("/dev/shm/", "/proc/")):
-            paths.append(path)
-    return paths
+        # Not sockets, pipes and the kernel's own kinds; without a name is what Ray shares as memory.
+        if stat.S_IFMT(facts.st_mode) in _KINDS and facts.st_nlink:
+            files[descriptor] = (facts.st_dev, facts.st_ino)
+    return files
+
+
+def _path_of(descriptor: int) -> str:
+    try:
+        return os.readlink(f"{_FILES}/{descriptor}")
+    except OSError:
+        return f"number {descriptor}"
