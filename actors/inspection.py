@@ -12,7 +12,7 @@ from actors.client import as_in_url
 from actors.errors import CommandFailed, NotFound
 from storage import AgentSessionProvider, Database, open_database
 from storage.checkpoints import CheckpointStore, ConversationKey, list_conversations, open_store, read_conversation
-from storage.checkpoints.log import slot_key, slots_in
+from storage.checkpoints.layout import slot_key, slots_in
 from storage.checkpoints.records import HEADER_SIZE, Kind, decode_header
 from storage.checkpoints.store import NotFound as NoObject
 from storage.records import COMPACTION_PREFIX

@@ -9,7 +9,7 @@ from typing import Any
 
 from storage.connections import ConfirmedReader
 from storage.deadline import StoreWatch
-from storage.errors import CorruptDatabase, LimitExceeded, LocalDiskFailed, StorageError, StoreUnavailable
+from storage.errors import CorruptDatabase, Fenced, LimitExceeded, LocalDiskFailed, StorageError, StoreUnavailable
 from storage.replication import Replicator
 
 _ROOM = 64 * 1024 * 1024
@@ -37,32 +37,39 @@ class _TransactionLost(Exception):
     """SQLite rolled the whole transaction back on its own (full disk, ON CONFLICT ROLLBACK)."""
 
 
-def run_group(
+def run_group(connection: sqlite3.Connection, group: list[Operation]) -> list[Outcome]:
+    """Run one group on a file that is durable by itself. Raises only when nothing of it was stored."""
+    if any(operation.writes for operation in group):
+        return commit_group(connection, group)
+    return _read(connection, group)
+
+
+def run_replicated_group(
     connection: sqlite3.Connection,
     group: list[Operation],
-    replicator: Replicator | None,
-    reader: ConfirmedReader | None,
+    replicator: Replicator,
+    reader: ConfirmedReader,
     watch: StoreWatch,
 ) -> GroupResult:
-    """Run one group. Raises only when nothing of it was stored, or (Fenced) never will be."""
+    """Run one group and have it confirmed. Raises a StorageError only when nothing of it was stored, or (Fenced) ever will be."""
     if not any(operation.writes for operation in group):
-        if replicator is not None:
-            refusal = _prove(replicator, watch)
-            if refusal is not None:
-                return GroupResult([refusal] * len(group), None)
+        refusal = _prove(replicator, watch)
+        if refusal is not None:
+            return GroupResult([refusal] * len(group), None)
         return GroupResult(_read(connection, group), None)
-    if reader is not None:
-        reader.open()
+    reader.open()
     outcomes = commit_group(connection, group)
-    if replicator is not None:
-        watch.begin()
-        try:
-            replicator.ship(connection)
-        except StoreUnavailable as exc:
-            return GroupResult(outcomes, exc)
-        if reader is not None:
-            reader.renew()
-        watch.end()
+    watch.begin()
+    try:
+        replicator.ship(connection)
+    except StoreUnavailable as exc:
+        return GroupResult(outcomes, exc)
+    except Fenced:
+        raise
+    except StorageError as exc:  # it is committed here, so nobody may be told that it was not executed
+        raise RuntimeError("a commit could not be shipped") from exc
+    reader.renew()
+    watch.end()
     return GroupResult(outcomes, None)
 
 
@@ -194,3 +201,17 @@ def _raise_if_damaged(outcomes: list[Outcome]) -> None:
 def _caused(exc: StorageError, cause: BaseException) -> StorageError:
     exc.__cause__ = cause
     return exc
+
+
+def deliver(group: list[Operation], outcomes: list[Outcome]) -> None:
+    """In the event loop: answer everybody who has no answer yet."""
+    for operation, outcome in zip(group, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            fail(operation, outcome)
+        elif not operation.future.done():
+            operation.future.set_result(outcome[0])
+
+
+def fail(operation: Operation, exc: BaseException) -> None:
+    if not operation.future.done():
+        operation.future.set_exception(exc)

@@ -8,19 +8,19 @@ from typing import Literal
 
 from storage.checkpoints.image import FileImage
 from storage.checkpoints.keys import ConversationKey
-from storage.checkpoints.log import replay_without_claim
 from storage.checkpoints.records import Header
+from storage.checkpoints.replay import replay_without_claim
 from storage.checkpoints.replica import Prepare, Replica
 from storage.checkpoints.store import CheckpointStore
-from storage.database import Database, open_replicated
 from storage.errors import LocalDiskFailed, StorageError
+from storage.replicated import ReplicatedDatabase, open_replicated
 from storage.replication import StorageOptions
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedConversation:
     key: ConversationKey
-    database: Database
+    database: ReplicatedDatabase
     replica: Replica
 
     @property

@@ -23,40 +23,15 @@ steps between those calls sees every interleaving there is.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from storage.checkpoints.records import ZERO, Codec, Header, Kind, Record, decode, digest_of
+from storage.checkpoints.layout import floor_above, slot_key
+from storage.checkpoints.records import ZERO, Codec, Header, Kind, decode, digest_of
+from storage.checkpoints.replay import NOTHING, Base, Image, load_newest
 from storage.checkpoints.store import AlreadyExists, CheckpointStore, NotFound
 from storage.checkpoints.tail import Change
 from storage.errors import CorruptRecord, Fenced, StoreUnavailable
 
 _CONTRADICTIONS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """Where a replay starts: the database is known as it was after ``slot``."""
-
-    slot: int
-    digest: bytes
-    epoch: int
-    size: int = 0  # bytes of the snapshot
-
-
-NOTHING = Base(-1, ZERO, 0)
-
-
-class Image(Protocol):
-    """The database that a replay builds."""
-
-    def reset(self) -> None:
-        """Empty it."""
-
-    def apply(self, record: Record, codec: Codec) -> None:
-        """Put the pages of a record into it. Raises CorruptRecord."""
-
-    def check(self) -> None:
-        """Called before an OPEN is written. Raises Damaged when what was built is not sound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,94 +257,3 @@ class SlotLog:
         self.is_owner = False
         self.fenced = Fenced(other.node.hex(), other.epoch) if other else Fenced()
         return self.fenced
-
-
-# ---- reading ----
-
-
-def slot_key(prefix: str, slot: int) -> str:
-    return f"{prefix}/log/{slot:016d}"
-
-
-def snapshot_key(prefix: str, slot: int) -> str:
-    return f"{prefix}/snap/{slot:016d}"
-
-
-def floor_key(prefix: str, slot: int) -> str:
-    return f"{prefix}/floor/{slot:016d}"
-
-
-def slots_in(store: CheckpointStore, folder: str) -> list[int]:
-    """The slot numbers of the objects in ``log``, ``snap`` or ``floor``, ascending."""
-    return [int(name) for name in store.list(f"{folder}/") if name.isdigit()]
-
-
-def floor_above(store: CheckpointStore, prefix: str, slot: int) -> bool:
-    """Whether slots after ``slot`` may have been deleted."""
-    floors = slots_in(store, f"{prefix}/floor")
-    return bool(floors) and floors[-1] > slot
-
-
-def load_newest(store: CheckpointStore, prefix: str, image: Image, codec: Codec) -> Base:
-    """Load the newest sound snapshot into ``image`` and return where to go on; NOTHING when there is none.
-
-    A damaged snapshot is passed over when all slots after an older one are there still; else CorruptRecord.
-    """
-    while True:
-        damage: CorruptRecord | None = None
-        for slot in reversed(slots_in(store, f"{prefix}/snap")):
-            image.reset()
-            try:
-                base = _load(store, prefix, slot, image, codec)
-            except NotFound:
-                break  # collected since the listing
-            except CorruptRecord as exc:
-                damage = damage or exc
-                continue
-            if damage is not None and floor_above(store, prefix, slot):
-                raise damage
-            return base
-        else:
-            image.reset()
-            if damage is not None and floor_above(store, prefix, -1):
-                raise damage
-            return NOTHING
-
-
-def _load(store: CheckpointStore, prefix: str, slot: int, image: Image, codec: Codec) -> Base:
-    name = snapshot_key(prefix, slot)
-    data = store.get(name)
-    record = decode(data, name)
-    header = record.header
-    if header.kind is not Kind.SNAPSHOT or header.slot != slot:
-        raise CorruptRecord(name, "it is not the snapshot of this slot")
-    image.apply(record, codec)
-    return Base(slot, header.prev, header.epoch, len(data))
-
-
-def replay_without_claim(store: CheckpointStore, prefix: str, image: Image) -> Header | None:
-    """Rebuild the newest state in ``image`` without writing anything; the header of the last record, None when there is none.
-
-    What it sees is a confirmed or a landed prefix of the history. Raises CorruptRecord, StoreUnavailable.
-    """
-    codec = Codec()
-    while True:
-        base = load_newest(store, prefix, image, codec)
-        slot, digest, last = base.slot, base.digest, None
-        while True:
-            name = slot_key(prefix, slot + 1)
-            try:
-                record = decode(store.get(name), name)
-            except NotFound:
-                break
-            if record.header.slot != slot + 1 or record.header.prev != digest:
-                if floor_above(store, prefix, base.slot):
-                    break
-                raise CorruptRecord(name, "it does not continue the record before it")
-            image.apply(record, codec)
-            slot, digest, last = slot + 1, record.digest, record.header
-        if not floor_above(store, prefix, base.slot):
-            image.check()
-            if last is None and base is not NOTHING:
-                last = Header(Kind.SNAPSHOT, base.slot, base.epoch, base.digest, bytes(16))
-            return last

@@ -12,9 +12,11 @@ from typing import Any
 
 from storage.checkpoints.image import FileImage
 from storage.checkpoints.keys import ConversationKey
-from storage.checkpoints.log import Base, SlotLog, slot_key
+from storage.checkpoints.layout import slot_key
+from storage.checkpoints.log import SlotLog
 from storage.checkpoints.meta import write_meta
 from storage.checkpoints.records import HEADER_SIZE, decode_header
+from storage.checkpoints.replay import Base
 from storage.checkpoints.snapshots import Cut, collect, write_snapshot
 from storage.checkpoints.store import CheckpointStore, NotFound
 from storage.checkpoints.tail import Change, TailLost, WalTail

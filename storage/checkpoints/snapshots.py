@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from storage.checkpoints.log import floor_key, slot_key, slots_in, snapshot_key
+from storage.checkpoints.layout import floor_key, slot_key, slots_in, snapshot_key
 from storage.checkpoints.records import HEADER_SIZE, Codec, Header, Kind, decode, decode_header
 from storage.checkpoints.store import AlreadyExists, CheckpointStore, NotFound
 from storage.errors import CorruptRecord

@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 
 from storage.checkpoints.keys import ConversationKey
-from storage.checkpoints.log import Base
+from storage.checkpoints.replay import Base
 
 _WARM = "warm.sqlite"
 _CLEAN = "clean.json"

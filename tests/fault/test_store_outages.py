@@ -18,8 +18,8 @@ from storage.checkpoints import (
     open_conversation,
 )
 from storage.checkpoints.replica import Replica
-from storage.database import open_replicated
 from storage.errors import Closed, Fenced, OutcomeUnknown, StoreUnavailable
+from storage.replicated import open_replicated
 
 KEY = ConversationKey("conversation", "alice")
 DEADLINE = 0.2

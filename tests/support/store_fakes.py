@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from storage.checkpoints.log import Image
 from storage.checkpoints.memory import MemoryStore
 from storage.checkpoints.records import Codec, Record
+from storage.checkpoints.replay import Image
 from storage.errors import StoreUnavailable
 
 

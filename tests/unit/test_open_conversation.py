@@ -24,7 +24,7 @@ from storage.checkpoints import (
     read_conversation,
     read_meta,
 )
-from storage.checkpoints.log import slot_key, slots_in
+from storage.checkpoints.layout import slot_key, slots_in
 from storage.checkpoints.records import Kind, decode
 from storage.errors import CorruptDatabase, CorruptRecord, Fenced, ForeignDatabase
 

@@ -5,18 +5,11 @@ import itertools
 import pytest
 from store_fakes import FaultyStore, PageImage
 
-from storage.checkpoints.log import (
-    NOTHING,
-    Base,
-    SlotLog,
-    floor_key,
-    replay_without_claim,
-    slot_key,
-    slots_in,
-    snapshot_key,
-)
+from storage.checkpoints.layout import floor_key, slot_key, slots_in, snapshot_key
+from storage.checkpoints.log import SlotLog
 from storage.checkpoints.memory import MemoryStore
 from storage.checkpoints.records import ZERO, Codec, Header, Kind, decode
+from storage.checkpoints.replay import NOTHING, Base, replay_without_claim
 from storage.checkpoints.snapshots import collect
 from storage.checkpoints.store import AlreadyExists
 from storage.checkpoints.tail import Change
