@@ -81,6 +81,7 @@ class _Child:
             "wait_seconds": wait_seconds,
         }
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_orders = False
         self._signals = 0
         self._is_listening = False
 
@@ -106,6 +107,7 @@ class _Child:
                     # -P: a `storage` package in the current folder must not hide ours
                     [sys.executable, "-P", "-m", "actors.cluster.server", str(write_end)],
                     stdin=subprocess.PIPE,
+                    bufsize=0,  # a signal handler writes there too
                     stdout=log,
                     stderr=log,
                     pass_fds=(write_end,),
@@ -114,6 +116,7 @@ class _Child:
         finally:
             os.close(write_end)
         self._tell(json.dumps(self._orders).encode())
+        self._has_orders = True
         if self._signals:
             self._tell(b"drain")  # a signal came before there was anybody to tell
         return read_end
@@ -123,7 +126,6 @@ class _Child:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + b"\n")
-            self._process.stdin.flush()
 
     def _follow(self, reports: int, announce: Announce) -> str | None:
         """Until the child has ended; the sentence of its error, if it sent one."""
@@ -147,8 +149,8 @@ class _Child:
     def _handlers(self) -> Iterator[None]:
         def handle(number: int, frame: FrameType | None) -> None:
             self._signals += 1
-            if self._process is None:
-                return
+            if not self._has_orders:
+                return  # `_begin` looks for signals when it has given them
             if self._signals == 1:
                 self._tell(b"drain")
             else:

@@ -136,6 +136,20 @@ async def test_a_gateway_that_dies_is_started_again_on_its_port_and_given_up_aft
         assert server.errors().startswith("perdure: The gateway died 3 times within a minute")
 
 
+async def test_a_call_that_runs_when_the_whole_process_group_is_told_to_end_is_finished_first(tmp_path: Path) -> None:
+    support = Path(__file__).parents[1] / "support"
+    with Embedded(tmp_path / "data", agents=["ray_agents:Slow"], folder=support) as server:
+        server.wait_until_listening()
+        mark = tmp_path / "mark"
+        async with Client(server.url, "slow", "ann") as chat:
+            call = asyncio.create_task(chat.call("markAndWait", str(mark), 3))
+            await asyncio.to_thread(until, mark.exists, 20)
+            server.signal_group(signal.SIGTERM)
+            assert await asyncio.wait_for(call, 20) == "waited"
+        assert await asyncio.to_thread(server.wait) == 0
+        assert server.errors() == ""
+
+
 async def test_a_second_signal_ends_a_drain_at_once_and_non_zero(tmp_path: Path) -> None:
     support = Path(__file__).parents[1] / "support"
     with Embedded(tmp_path / "data", agents=["ray_agents:Slow"], folder=support) as server:
