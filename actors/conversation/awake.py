@@ -85,18 +85,24 @@ class AwakeConversation:
 
         Raises StoreUnavailable, Damaged or what the agent's own start raises; nothing is held then.
         """
+        stored_state: list[str | None] = []
+
+        def prepare(connection: sqlite3.Connection) -> None:
+            schema.migrate(connection)
+            stored_state[:] = [_read_state(connection)]  # here, since each hop to the database's thread counts in a wake
+
         opened = await open_conversation(
             store,
             key,
             work_dir,
             node=node,
             options=StorageOptions.of(settings),
-            prepare=schema.migrate,
+            prepare=prepare,
             on_lost=on_lost,
         )
         try:
             conversation = cls(key, agent_class, opened, settings, emit)
-            await conversation._start()
+            await conversation._start(stored_state[0])
         except BaseException:
             await close_conversation(opened)
             raise
@@ -124,9 +130,8 @@ class AwakeConversation:
         self._is_closing = False
         self._agent = agent_class(database=opened.database, name=key.name, settings=settings, host=self)
 
-    async def _start(self) -> None:
-        text = await self._opened.database.read(_read_state)
-        self._state = self._agent.initial_state if text is None else decode(text.encode())
+    async def _start(self, stored_state: str | None) -> None:
+        self._state = self._agent.initial_state if stored_state is None else decode(stored_state.encode())
         await self._agent.session.resume()
         await self._agent.on_start()
 
@@ -183,8 +188,8 @@ class AwakeConversation:
                 connection._sends_protocol = agent.sends_protocol_to(connection)
             else:
                 connection._is_readonly, connection._sends_protocol, connection._state = saved
-            # Through the database, behind what was written before, so that an owner with a successor tells nothing stale.
-            await self._opened.database.read(lambda _: None)
+            if not self._opened.is_proved:  # an owner with a successor must not tell its state
+                await self._opened.database.read(lambda _: None)
         except (Fenced, Closed):
             self._emit(Returned(command))
             return

@@ -37,6 +37,11 @@ class OpenedConversation:
     def is_claimed(self) -> bool:
         return self.replica.log.is_owner
 
+    @property
+    def is_proved(self) -> bool:
+        """Whether ownership was proved less than a second ago: then what is known may be told without asking the store."""
+        return self.replica.proof.is_fresh
+
     def tell(self, *, messages: int, tokens: int) -> None:
         """What the hint should say at the next hibernation."""
         self.replica.facts.update(messages=messages, tokens=tokens)
