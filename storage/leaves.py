@@ -44,6 +44,12 @@ def latest(connection: sqlite3.Connection, session_id: str) -> Leaf | None:
     return ends(connection, session_id).leaf
 
 
+def counts(connection: sqlite3.Connection) -> dict[str, int]:
+    """Messages and visible tokens of the default session's path to its latest leaf, from the running sums."""
+    leaf = latest(connection, "")
+    return {"messages": leaf.sums.count, "tokens": leaf.sums.tokens} if leaf else {"messages": 0, "tokens": 0}
+
+
 def seq_of(connection: sqlite3.Connection, session_id: str, message_id: str) -> int | None:
     """The number of a message; None if the session does not have it."""
     query = "SELECT seq FROM assistant_messages WHERE session_id = ? AND id = ?"

@@ -49,7 +49,7 @@ from actors.conversation.json_text import decode, encode
 from actors.errors import Busy, ConnectionLost, NotMine, ReadOnlyConnection
 from actors.rpc import RpcMethod
 from actors.settings import Settings
-from storage import message_tree, schema
+from storage import leaves, schema
 from storage.checkpoints import (
     CheckpointStore,
     ConversationKey,
@@ -89,7 +89,9 @@ class AwakeConversation:
 
         def prepare(connection: sqlite3.Connection) -> None:
             schema.migrate(connection)
-            stored_state[:] = [_read_state(connection)]  # here, since each hop to the database's thread counts in a wake
+            stored_state[:] = [
+                _read_state(connection)
+            ]  # here, since each hop to the database's thread counts in a wake
 
         opened = await open_conversation(
             store,
@@ -98,6 +100,7 @@ class AwakeConversation:
             node=node,
             options=StorageOptions.of(settings),
             prepare=prepare,
+            describe=leaves.counts,
             on_lost=on_lost,
         )
         try:
@@ -409,15 +412,8 @@ class AwakeConversation:
             await session.cancel_compaction()
             await asyncio.wait(late, timeout=1.0)
         if self._opened.is_claimed and not self._opened.database.is_lost:
-            with contextlib.suppress(StorageError):  # a hint and what only memory held: neither is a promise
+            with contextlib.suppress(StorageError):  # what only memory held is no promise
                 await session.hibernate()
-                messages, tokens = await self._opened.database.read(_count)
-                self._opened.tell(messages=messages, tokens=tokens)
-
-
-def _count(connection: sqlite3.Connection) -> tuple[int, int]:
-    (messages,) = connection.execute("SELECT count(*) FROM assistant_messages").fetchone()
-    return messages, message_tree.path_tokens(connection, "")
 
 
 def _read_state(connection: sqlite3.Connection) -> str | None:

@@ -10,7 +10,7 @@ from storage.checkpoints.image import FileImage
 from storage.checkpoints.keys import ConversationKey
 from storage.checkpoints.records import Header
 from storage.checkpoints.replay import replay_without_claim
-from storage.checkpoints.replica import Prepare, Replica
+from storage.checkpoints.replica import Describe, Prepare, Replica
 from storage.checkpoints.store import CheckpointStore
 from storage.errors import LocalDiskFailed, StorageError
 from storage.replicated import ReplicatedDatabase, open_replicated
@@ -42,10 +42,6 @@ class OpenedConversation:
         """Whether ownership was proved less than a second ago: then what is known may be told without asking the store."""
         return self.replica.proof.is_fresh
 
-    def tell(self, *, messages: int, tokens: int) -> None:
-        """What the hint should say at the next hibernation."""
-        self.replica.facts.update(messages=messages, tokens=tokens)
-
 
 async def open_conversation(
     store: CheckpointStore,
@@ -55,19 +51,23 @@ async def open_conversation(
     node: bytes = bytes(16),
     options: StorageOptions | None = None,
     prepare: Prepare | None = None,
+    describe: Describe | None = None,
     claim: Literal["lazy", "eager"] = "lazy",
     on_lost: Callable[[StorageError], None] | None = None,
 ) -> OpenedConversation:
     """Claim a conversation, restore its file (or use this node's warm one again), and open it.
 
     A name that was never written is not claimed before its first write and leaves nothing in the store until then.
-    ``prepare`` runs in a transaction of its own right after the open (migrations). ``on_lost`` is called once, on the
+    ``prepare`` runs in a transaction of its own right after the open (migrations). ``describe`` gives the counts of messages
+    and tokens for the hint, at the end. ``on_lost`` is called once, on the
     loop, when another writer took over or confirming broke; `close_conversation` is due then.
 
     Raises Damaged (CorruptRecord, CorruptDatabase, ForeignDatabase: nothing is changed, what was restored of a file is put
     aside), StoreUnavailable, LocalDiskFailed, or Fenced by a writer that came in between.
     """
-    replica = Replica(store, key, work_dir, node=node, options=options, prepare=prepare, is_lazy=claim == "lazy")
+    replica = Replica(
+        store, key, work_dir, node=node, options=options, prepare=prepare, describe=describe, is_lazy=claim == "lazy"
+    )
     database = await open_replicated(replica, options=options, on_lost=on_lost)
     database.is_migrated = prepare is not None
     return OpenedConversation(key, database, replica)

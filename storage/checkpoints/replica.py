@@ -6,7 +6,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from storage.errors import CorruptDatabase, Fenced, ForeignDatabase, LocalDiskFa
 from storage.replication import Proof, StorageOptions, boottime
 
 Prepare = Callable[[sqlite3.Connection], None]
+Describe = Callable[[sqlite3.Connection], Mapping[str, int]]
 
 _MAX_WAL_BYTES = 16 * 1024 * 1024
 _SLOTS_BETWEEN_ATTEMPTS = 16
@@ -50,20 +51,23 @@ class Replica:
         node: bytes = bytes(16),
         options: StorageOptions | None = None,
         prepare: Prepare | None = None,
+        describe: Describe | None = None,
         is_lazy: bool = True,
         clock: Callable[[], float] = boottime,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         """``prepare`` runs in a transaction right after the open (migrations); on a name that was never written it stays
-        local until the first write. ``is_lazy``: such a name is claimed by its first write only."""
+        local until the first write. ``describe``: what the hint should say of the conversation at its end. ``is_lazy``: such a
+        name is claimed by its first write only."""
         self.key = key
-        self.facts: dict[str, Any] = {}  # for the hint: messages, tokens; kept by the conversation
         self.proof = Proof(stale_read_seconds=(options or StorageOptions()).stale_read_seconds, clock=clock)
         self.log = SlotLog(store, key.prefix, nonce=secrets.token_bytes(16), node=node, now_ms=now_ms)
         self._store = store
         self._file = LocalFile(work_dir, key)
         self._options = options or StorageOptions()
         self._prepare = prepare
+        self._describe = describe
+        self._facts: Mapping[str, int] = {}
         self._is_lazy = is_lazy
         self._now_ms = now_ms
         self._tail: WalTail | None = None
@@ -287,7 +291,7 @@ class Replica:
 
     def _write_hint(self, epoch: int, slot: int) -> None:
         try:
-            write_meta(self._store, self.key, self.facts, epoch=epoch, slot=slot, now_ms=self._now_ms())
+            write_meta(self._store, self.key, self._facts, epoch=epoch, slot=slot, now_ms=self._now_ms())
         except StorageError as exc:
             log.warning("no hint for %s: %s", self.key.digest, exc)
 
@@ -304,6 +308,8 @@ class Replica:
         if self.log.has_pending:
             self.log.resend()
         elif not self.log.is_closed:
+            if self._describe is not None:
+                self._facts = self._describe(connection)
             if self._is_snapshot_due and self._checkpoint(connection):
                 self._next_attempt = self.log.slot + _SLOTS_BETWEEN_ATTEMPTS
                 self._snapshot(self._cut())

@@ -8,7 +8,7 @@ import pytest
 
 from actors.cli import run
 from actors.inspection import conversations, is_asleep
-from storage import AgentContextProvider, AgentSessionProvider
+from storage import AgentContextProvider, AgentSessionProvider, leaves
 from storage.checkpoints import (
     ConversationKey,
     DirectoryStore,
@@ -21,13 +21,12 @@ NAMES = ["alice", "a/b c\x1b[31m", "ü\u202e"]
 
 
 async def fill(store: DirectoryStore, folder: Path, name: str, agent: str = "conversation") -> OpenedConversation:
-    opened = await open_conversation(store, ConversationKey(agent, name), folder / "work")
+    opened = await open_conversation(store, ConversationKey(agent, name), folder / "work", describe=leaves.counts)
     session = AgentSessionProvider(opened.database)
     for index, text in enumerate(["Hello?", "Yes.", "Still there?", "Always."]):
         await session.append_message({"id": f"m{index}", "role": "user", "parts": [{"type": "text", "text": text}]})
     await session.add_compaction("They greeted.", "m0", "m1")
     await AgentContextProvider(opened.database, "memory").set("Likes tea")
-    opened.tell(messages=4, tokens=await session.path_tokens())
     return opened
 
 

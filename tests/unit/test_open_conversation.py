@@ -429,13 +429,12 @@ async def test_a_damaged_log_cannot_be_read_either(tmp_path: Path) -> None:
 
 async def test_the_hint_tells_name_counts_and_place_in_the_log(tmp_path: Path) -> None:
     store = MemoryStore()
-    opened = await wake(store, tmp_path)
+    opened = await wake(store, tmp_path, describe=lambda _: {"messages": 12, "tokens": 345})
     await opened.database.write(insert("x"))
     await settled(opened)
     meta = read_meta(store, KEY)
     assert meta is not None
     assert (meta.agent, meta.name, meta.slot, meta.messages) == ("conversation", "alice", 1, None)
-    opened.tell(messages=12, tokens=345)
     await close_conversation(opened)
     (listed,) = list_conversations(store)
     assert (listed.messages, listed.tokens, listed.slot, listed.epoch) == (12, 345, 2, 1)
