@@ -57,12 +57,20 @@ def figures(server: Server) -> str:
     return f"{len(family)} processes, {len(actors)} actors of {memory:.1f} MB and {files:.1f} descriptors{gateway}"
 
 
-async def measure(server: Server, count: int, clients: int, warm_up: int) -> list[str]:
+async def start_all_actors(server: Server, max_awake: int) -> None:
+    """Ask for more conversations at a time than may be awake, until the actors that there may be are there."""
+    deadline = time.monotonic() + 120
+    while len(server.actors()) < max_awake and time.monotonic() < deadline:
+        names = [f"warm-up-{number}" for number in range(2 * max_awake)]
+        await in_turn(server.url, names, f"w{time.monotonic()}", 2 * max_awake)
+
+
+async def measure(server: Server, options: argparse.Namespace) -> list[str]:
+    count, clients = options.conversations, options.clients
     lines = []
-    # until every actor has been started and has held a few conversations
-    warming = [f"warm-up-{number}" for number in range(warm_up)]
-    await asyncio.gather(*[touch(server.url, name, "w") for name in warming[:60]])
-    await in_turn(server.url, warming, "w2", clients)
+    await start_all_actors(server, options.max_awake)
+    warming = [f"warm-up-{number}" for number in range(200)]
+    await in_turn(server.url, warming, "w2", options.clients)
     names = [f"conversation-{number}" for number in range(count)]
     lines.append(f"  before: {figures(server)}")
     for label, identity in (("new", "m1"), ("known", "m2")):
@@ -80,10 +88,9 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=1_000)
     parser.add_argument("--max-awake", type=int, default=20)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--warm-up", type=int, default=200)
     options = parser.parse_args()
     with Server(None, "--max-awake", str(options.max_awake), "--idle-seconds", "600") as server:
-        lines = asyncio.run(measure(server, options.conversations, options.clients, options.warm_up))
+        lines = asyncio.run(measure(server, options))
     print(f"{options.conversations:,} conversations in turn, max_awake {options.max_awake}, {options.clients} clients:")
     print("\n".join(lines))
     print("  (promised: at least 100 a second, 0 wrong, no growth)")
