@@ -71,13 +71,23 @@ class Controller:
             try:
                 return self._events.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                if not self._is_ray_alive():
-                    raise GaveUp("Ray is gone, so this server ends; nothing acknowledged is lost.") from None
+                self._check_ray()
+
+    def _check_ray(self) -> None:
+        if not self._is_ray_alive():
+            raise GaveUp("Ray is gone, so this server ends; nothing acknowledged is lost.")
+
+    def _wait_for(self, answer: Any, seconds: float) -> Any:
+        """``ray.get`` that notices a lost Ray, of which it would hear nothing. Raises `GaveUp` then, else Ray's errors."""
+        deadline = time.monotonic() + seconds
+        while not ray.wait([answer], timeout=_LOOK_SECONDS)[0] and time.monotonic() < deadline:
+            self._check_ray()
+        return ray.get(answer, timeout=0)
 
     def _start_gateway(self) -> tuple[str, int]:
         gateway = self._create()
         try:
-            address: tuple[str, int] = ray.get(gateway.start.remote(), timeout=self._options.settings.start_seconds)
+            address: tuple[str, int] = self._wait_for(gateway.start.remote(), self._options.settings.start_seconds)
         except RayTaskError as exc:
             with contextlib.suppress(RayError):
                 ray.kill(gateway)
@@ -117,8 +127,7 @@ class Controller:
         while True:
             now = time.monotonic()
             self._deaths = [*(t for t in self._deaths if now - t < DEATHS_WITHIN_SECONDS), now]
-            if not self._is_ray_alive():
-                raise GaveUp("Ray is gone, so this server ends; nothing acknowledged is lost.")
+            self._check_ray()
             if len(self._deaths) >= MAX_DEATHS:
                 raise GaveUp(f"The gateway died {MAX_DEATHS} times within a minute, the last time of this: {error}")
             try:
@@ -131,7 +140,7 @@ class Controller:
     def _drain_gateway(self) -> None:
         limit = drain_limit_seconds(self._options)
         try:
-            ray.get(self._gateway.drain.remote(), timeout=limit)
+            self._wait_for(self._gateway.drain.remote(), limit)
         except GetTimeoutError as exc:
             raise GaveUp(f"Not everything was hibernated within {limit:.0f} s; nothing acknowledged is lost.") from exc
         except RayTaskError as exc:

@@ -48,6 +48,8 @@ async def test_a_server_ends_cleanly_by_signals_and_keeps_everything_through_a_k
         server.wait_until_listening()
         assert data.stat().st_mode & 0o777 == 0o700
         assert not [found for found in server.family() if "/monitor.py" in found.title or "log_monitor" in found.title]
+        # What is sent to the server's process group or session reaches none of Ray's processes.
+        assert {os.getsid(found.pid) for found in server.family()}.isdisjoint({server.process.pid})
         await append(server.url, "m1", "m2")
         server.signal_group(signal.SIGINT)  # as Ctrl-C does
         assert server.wait() == 0
@@ -173,11 +175,12 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_lost_ray_ends_the_server_with_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_lost_ray_ends_the_server_with_a_sentence(tmp_path: Path, how: int) -> None:
     with Embedded(tmp_path / "data") as server:
         server.wait_until_listening()
         (raylet,) = (found for found in server.family("/raylet/raylet") if "raylet_socket_name" in found.title[:400])
-        os.kill(raylet.pid, signal.SIGKILL)
+        os.kill(raylet.pid, how)
         assert server.wait(20) == 1
         assert "Ray is gone" in server.errors()
         until(lambda: not server.survivors("Actor"), 2)
