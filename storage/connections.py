@@ -20,15 +20,23 @@ BUSY_MS = 5000
 log = logging.getLogger("perdure.storage")
 
 
-def connect_writer(path: Path, *, is_replicated: bool, max_bytes: int | None = None) -> sqlite3.Connection:
-    """Open or create the file with every pragma that the rest relies on, and check that they took.
+def connect_writer(
+    path: Path, *, is_replicated: bool, must_exist: bool = False, max_bytes: int | None = None
+) -> sqlite3.Connection:
+    """Open the file with every pragma that the rest relies on, and check that they took; create it unless it ``must_exist``.
 
     Raises ForeignDatabase or CorruptDatabase, with the file untouched, or LocalDiskFailed.
     """
     try:
-        if str(path) != ":memory:":
-            _create_private(path)
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+        if must_exist:
+            target = f"{path.absolute().as_uri()}?mode=rw"
+        else:
+            target = str(path)
+            if target != ":memory:":
+                _create_private(path)
+        connection = sqlite3.connect(
+            target, uri=must_exist, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
     except (OSError, sqlite3.Error) as exc:
         raise LocalDiskFailed(f"{path}: {exc}") from exc
     try:

@@ -298,7 +298,10 @@ async def open_replicated(
         connection: sqlite3.Connection | None = None
         try:
             path.append(replicator.restore())
-            connection = connect_writer(path[0], is_replicated=True, max_bytes=options.max_conversation_bytes)
+            # must exist: a file that vanished since must not come back empty, as if the conversation were
+            connection = connect_writer(
+                path[0], is_replicated=True, must_exist=True, max_bytes=options.max_conversation_bytes
+            )
             replicator.opened(connection)
         except BaseException:
             if connection is not None:
@@ -312,6 +315,7 @@ async def open_replicated(
     try:
         connection = await asyncio.shield(starting)
     except asyncio.CancelledError:
+        replicator.cancel()
         _ending.add(undoing := asyncio.ensure_future(_undo(thread, starting, replicator)))
         undoing.add_done_callback(_ending.discard)
         raise

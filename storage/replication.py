@@ -99,6 +99,9 @@ class Replicator(Protocol):
     def restore(self) -> Path:
         """Before the file is opened: bring it into place, own it, and say where it is. Raises any StorageError."""
 
+    def cancel(self) -> None:
+        """Nobody waits for `restore` any more: raise Closed rather than take the conversation over. Called in any thread."""
+
     def opened(self, connection: sqlite3.Connection) -> None:
         """The file is open; nothing has been written through this connection yet."""
 

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from storage.checkpoints.records import Codec, Record
@@ -16,9 +17,10 @@ _APPLICATION_ID_OFFSET = 68
 class FileImage:
     """See `storage.checkpoints.log.Image`. The file is created 0600; nobody may have it open as a database."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        """``name`` is what errors call the database."""
+    def __init__(self, path: Path, name: str, before_open: Callable[[], None] = lambda: None) -> None:
+        """``name`` is what errors call the database; ``before_open`` may raise instead of letting a claim go on."""
         self.path = path
+        self._before_open = before_open
         self._name = name
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode=0o600)
         self._is_checked = True
@@ -40,6 +42,7 @@ class FileImage:
 
     def check(self) -> None:
         """Raises ForeignDatabase or CorruptDatabase; the file stays where it is."""
+        self._before_open()
         if self._is_checked:
             return
         head = os.pread(self._descriptor, 100, 0)
@@ -52,6 +55,9 @@ class FileImage:
             raise ForeignDatabase(self._name, f"its application id is {application_id:#x}")
         quick_check(self.path, self._name)
         self._is_checked = True
+
+    def facts(self) -> os.stat_result:
+        return os.fstat(self._descriptor)
 
     def close(self) -> None:
         if self._descriptor >= 0:

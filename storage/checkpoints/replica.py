@@ -22,7 +22,15 @@ from storage.checkpoints.store import CheckpointStore, NotFound
 from storage.checkpoints.tail import Change, TailLost, WalTail
 from storage.checkpoints.warm import Clean, LocalFile
 from storage.connections import PAGE_SIZE
-from storage.errors import CorruptDatabase, Fenced, ForeignDatabase, LocalDiskFailed, StorageError, StoreUnavailable
+from storage.errors import (
+    Closed,
+    CorruptDatabase,
+    Fenced,
+    ForeignDatabase,
+    LocalDiskFailed,
+    StorageError,
+    StoreUnavailable,
+)
 from storage.replication import Proof, StorageOptions, boottime
 
 Prepare = Callable[[sqlite3.Connection], None]
@@ -73,6 +81,8 @@ class Replica:
         self._tail: WalTail | None = None
         self._descriptor = -1  # of the database file; see WalTail about closing it
         self._page_size = PAGE_SIZE
+        self._restored = (0, 0)  # inode and size of the file that was restored
+        self._is_cancelled = False
         self._is_whole = False  # the next shipment is the whole database: nothing of it is in the log yet
         self._outbox: Change | None = None
         self._is_hinted = False
@@ -95,14 +105,16 @@ class Replica:
         clean = self._file.take()
         if self._is_lazy and clean is None and not self._store.exists(slot_key(self.log.prefix, 0)):
             self._is_whole = True
+            self._restored = _identity(os.stat(self._file.path))
             self.proof.renew(at)
             return self._file.path
-        image = FileImage(self._file.path, f"The conversation {self.key}")
+        image = FileImage(self._file.path, f"The conversation {self.key}", self._raise_if_cancelled)
         try:
             at = self.proof.now()
             self._claim(image, clean)
             self.proof.renew(at)
-            self._is_whole = os.stat(self._file.path).st_size == 0
+            self._restored = _identity(image.facts())
+            self._is_whole = self._restored[1] == 0
         except (CorruptDatabase, ForeignDatabase) as exc:
             name, detail = exc.args
             raise type(exc)(name, f"{detail}; a copy is in {self._file.put_aside()}") from exc
@@ -115,6 +127,13 @@ class Replica:
         self.started_warm = self._is_hinted = self.log.claim(image, warm) is warm and warm is not None
         if self.started_warm and clean is not None:
             self.log.note_snapshot(Base(clean.snapshot_slot, b"", clean.epoch, clean.snapshot_size), -clean.log_bytes)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+
+    def _raise_if_cancelled(self) -> None:
+        if self._is_cancelled:
+            raise Closed()
 
     def opened(self, connection: sqlite3.Connection) -> None:
         try:
@@ -138,6 +157,10 @@ class Replica:
     def _open_files(self, connection: sqlite3.Connection) -> None:
         self._tail = WalTail(self._file.path)
         self._descriptor = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC)
+        inode, size = self._restored
+        now_inode, now_size = _identity(os.fstat(self._descriptor))
+        if now_inode != inode or (size and now_size != size):
+            raise OSError("the restored file was replaced before it was opened")
         self._page_size = int(connection.execute("PRAGMA page_size").fetchall()[0][0])
 
     # ---- while awake ----
@@ -345,6 +368,10 @@ class Replica:
                 self._file.drop()
         except OSError as exc:
             log.warning("the local file of %s: %s", self.key.digest, exc)
+
+
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_ino, facts.st_size
 
 
 def _start(run: Callable[..., None], *args: Any) -> threading.Thread:

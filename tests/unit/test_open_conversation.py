@@ -26,7 +26,8 @@ from storage.checkpoints import (
 )
 from storage.checkpoints.layout import slot_key, slots_in
 from storage.checkpoints.records import Kind, decode
-from storage.errors import CorruptDatabase, CorruptRecord, Fenced, ForeignDatabase
+from storage.checkpoints.replica import Replica
+from storage.errors import CorruptDatabase, CorruptRecord, Fenced, ForeignDatabase, LocalDiskFailed
 
 KEY = ConversationKey("conversation", "alice")
 SMALL = StorageOptions(snapshot_slots=8, retention_seconds=0)
@@ -444,6 +445,33 @@ async def test_the_hint_tells_name_counts_and_place_in_the_log(tmp_path: Path) -
     again = read_meta(store, KEY)
     assert again is not None
     assert (again.messages, again.created, again.epoch) == (12, meta.created, 2)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_vanishes_between_restore_and_open_is_not_taken_for_an_empty_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    store = MemoryStore()
+    opened = await wake(store, tmp_path)
+    await opened.database.write(insert("x"))
+    await close_conversation(opened)
+    real = Replica.restore
+
+    def restore(self: Replica) -> Path:
+        path = real(self)
+        path.unlink()
+        if replaced:
+            path.touch()
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replica, "restore", restore)
+        with pytest.raises(LocalDiskFailed):
+            await wake(store, tmp_path)
+    opened = await wake(store, tmp_path)
+    assert await opened.database.read(values) == ["x"]
+    await close_conversation(opened)
+    assert "D" not in kinds(store)[2:]
 
 
 async def test_a_cancelled_open_lets_go_of_everything(tmp_path: Path) -> None:
