@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from store_fakes import FaultyStore
 
+from storage import replicated
 from storage.checkpoints import (
     ConversationKey,
     MemoryStore,
@@ -233,8 +235,6 @@ async def test_everything_local_is_private_and_no_name_becomes_a_path(tmp_path: 
 
 
 async def test_descriptors_and_threads_are_back_after_the_end(tmp_path: Path) -> None:
-    import threading
-
     store = MemoryStore()
     opened = await wake(store, tmp_path)
     await opened.database.write(insert("x"))
@@ -332,6 +332,35 @@ async def test_a_failing_snapshot_harms_nobody(tmp_path: Path, caplog: pytest.Lo
         await opened.database.write(insert(number))
     assert await close_conversation(opened) is None
     assert "no snapshot" in caplog.text
+
+
+async def test_inspectors_and_backups_beside_a_writer_never_meet_a_lock(tmp_path: Path) -> None:
+    """B85: other connections read the file of an awake conversation while it writes, checkpoints and hibernates."""
+    opened = await wake(MemoryStore(), tmp_path, options=SMALL)
+    await opened.database.write(insert("x"))
+    address = f"{opened.database.path.as_uri()}?mode=ro"
+    is_over = threading.Event()
+
+    def inspect() -> int:
+        rounds = 0
+        while not is_over.is_set():
+            connection = sqlite3.connect(address, uri=True, timeout=0)
+            values(connection)
+            copy = sqlite3.connect(":memory:")
+            connection.backup(copy)
+            assert copy.execute("PRAGMA quick_check").fetchone() == ("ok",)
+            copy.close()
+            connection.close()
+            rounds += 1
+        return rounds
+
+    inspectors = [asyncio.create_task(asyncio.to_thread(inspect)) for _ in range(2)]
+    for number in range(300):
+        await opened.database.write(insert(number))
+    is_over.set()
+    assert all(rounds > 0 for rounds in await asyncio.gather(*inspectors))
+    assert len(await opened.database.read(values)) == 301
+    assert await close_conversation(opened) is None
 
 
 # ---- damage ----
@@ -487,6 +516,7 @@ async def test_a_cancelled_open_lets_go_of_everything(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     store.gate.set()
+    await asyncio.gather(*replicated._ending)
     opened = await wake(store, tmp_path)
     assert await opened.database.read(values) == ["x"]
     await close_conversation(opened)
