@@ -100,6 +100,7 @@ class AwakeConversation:
             node=node,
             options=StorageOptions.of(settings),
             prepare=prepare,
+            template=schema.template(),
             describe=leaves.counts,
             on_lost=on_lost,
         )

@@ -51,6 +51,7 @@ async def open_conversation(
     node: bytes = bytes(16),
     options: StorageOptions | None = None,
     prepare: Prepare | None = None,
+    template: bytes = b"",
     describe: Describe | None = None,
     claim: Literal["lazy", "eager"] = "lazy",
     on_lost: Callable[[StorageError], None] | None = None,
@@ -58,7 +59,8 @@ async def open_conversation(
     """Claim a conversation, restore its file (or use this node's warm one again), and open it.
 
     A name that was never written is not claimed before its first write and leaves nothing in the store until then.
-    ``prepare`` runs in a transaction of its own right after the open (migrations). ``describe`` gives the counts of messages
+    ``prepare`` runs in a transaction of its own right after the open (migrations). ``template``: the file that a
+    new name begins with, so that its tables need not be made each time. ``describe`` gives the counts of messages
     and tokens for the hint, at the end. ``on_lost`` is called once, on the
     loop, when another writer took over or confirming broke; `close_conversation` is due then.
 

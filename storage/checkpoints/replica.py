@@ -59,14 +59,15 @@ class Replica:
         node: bytes = bytes(16),
         options: StorageOptions | None = None,
         prepare: Prepare | None = None,
+        template: bytes = b"",
         describe: Describe | None = None,
         is_lazy: bool = True,
         clock: Callable[[], float] = boottime,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         """``prepare`` runs in a transaction right after the open (migrations); on a name that was never written it stays
-        local until the first write. ``describe``: what the hint should say of the conversation at its end. ``is_lazy``: such a
-        name is claimed by its first write only."""
+        local until the first write. ``template``: the database file that such a name begins with. ``describe``: what the
+        hint should say of the conversation at its end. ``is_lazy``: such a name is claimed by its first write only."""
         self.key = key
         self.proof = Proof(stale_read_seconds=(options or StorageOptions()).stale_read_seconds, clock=clock)
         self.log = SlotLog(store, key.prefix, nonce=secrets.token_bytes(16), node=node, now_ms=now_ms)
@@ -74,6 +75,7 @@ class Replica:
         self._file = LocalFile(work_dir, key)
         self._options = options or StorageOptions()
         self._prepare = prepare
+        self._template = template
         self._describe = describe
         self._facts: Mapping[str, int] = {}
         self._is_lazy = is_lazy
@@ -105,6 +107,7 @@ class Replica:
         clean = self._file.take()
         if self._is_lazy and clean is None and not self._store.exists(slot_key(self.log.prefix, 0)):
             self._is_whole = True
+            self._file.fill(self._template)
             self._restored = _identity(os.stat(self._file.path))
             self.proof.renew(at)
             return self._file.path

@@ -54,9 +54,9 @@ class LocalFile:
         Removes what unclean stops have left. Raises OSError.
         """
         self._create()
-        for leftover in self.folder.glob(f"{_LIVE}*"):
-            if leftover != self.path:
-                leftover.unlink(missing_ok=True)
+        for name in os.listdir(self.folder):
+            if name.startswith(_LIVE) and name != self.path.name:
+                (self.folder / name).unlink(missing_ok=True)
         try:
             os.rename(self.folder / _WARM, self.path)
             clean = self._read_clean()
@@ -66,6 +66,11 @@ class LocalFile:
         if clean is None:
             os.truncate(self.path, 0)
         return clean
+
+    def fill(self, content: bytes) -> None:
+        """What a new conversation begins with. Raises OSError."""
+        if content:
+            self.path.write_bytes(content)
 
     def _create(self) -> None:
         for _ in range(_ATTEMPTS):
