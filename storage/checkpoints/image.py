@@ -1,5 +1,6 @@
 """The SQLite file that a replay builds, page by page."""
 
+import errno
 import os
 import sqlite3
 import struct
@@ -11,6 +12,7 @@ from storage.errors import CorruptDatabase, CorruptRecord, ForeignDatabase
 
 APPLICATION_ID = 0x50657264  # "Perd"
 _MAGIC = b"SQLite format 3\0"
+_RUN = 256
 _APPLICATION_ID_OFFSET = 68
 
 
@@ -34,11 +36,23 @@ class FileImage:
             return
         self._is_checked = False
         size = header.page_size
+        run: list[bytes] = []  # pages that follow one another, to be written at once
+        first = 1
         for number, image in codec.pages(record):
             if not 1 <= number <= header.db_pages:
                 raise CorruptRecord(f"record {header.slot}", f"page {number} of {header.db_pages}")
-            os.pwrite(self._descriptor, image, (number - 1) * size)
+            if run and (number != first + len(run) or len(run) == _RUN):
+                self._write(run, (first - 1) * size)
+                run = []
+            if not run:
+                first = number
+            run.append(image)
+        self._write(run, (first - 1) * size)
         os.ftruncate(self._descriptor, header.db_pages * size)
+
+    def _write(self, run: list[bytes], offset: int) -> None:
+        if run and os.pwritev(self._descriptor, run, offset) != sum(map(len, run)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))  # only a full disk writes less
 
     def check(self) -> None:
         """Raises ForeignDatabase or CorruptDatabase; the file stays where it is."""

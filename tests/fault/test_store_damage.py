@@ -23,7 +23,7 @@ from storage.checkpoints import (
 from storage.errors import CorruptRecord, LocalDiskFailed, OutcomeUnknown, StorageError, StoreUnavailable
 
 KEY = ConversationKey("conversation", "alice")
-OPTIONS = StorageOptions(store_deadline_seconds=0.3, snapshot_slots=8, retention_seconds=3600)
+OPTIONS = StorageOptions(store_deadline_seconds=1.0, snapshot_slots=8, retention_seconds=3600)
 
 
 def migrate(connection: sqlite3.Connection) -> None:
