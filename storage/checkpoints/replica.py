@@ -343,6 +343,7 @@ class Replica:
         self._write_hint(self.log.epoch, self.log.slot)
         try:
             self._is_flat = self._checkpoint(connection)
+            self._file.keep_logs()
         except sqlite3.Error as exc:
             log.warning("after the end of %s: %s", self.key.digest, exc)
 

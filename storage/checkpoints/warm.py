@@ -1,8 +1,9 @@
 """The local file of a conversation: where it lies while awake, and when the next wake on this node may use it again.
 
 Below the work folder, one folder a conversation: ``live-<id>.sqlite`` while awake, ``warm.sqlite`` and ``clean.json`` after a
-clean end. Taking a warm file is a rename, so only one taker gets it, and a file without its ``clean.json`` is never
-trusted: after an unclean stop, or a loss of power (the file is not synced; the boot id tells), it is restored afresh.
+clean end. Taking a warm file is a rename, so only one taker gets it, and a file that ``clean.json`` does not describe, by
+inode, size and time, is never trusted: after an unclean stop, or a loss of power (the file is not synced; the boot id
+tells), it is restored afresh.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from storage.checkpoints.replay import Base
 _WARM = "warm.sqlite"
 _CLEAN = "clean.json"
 _LIVE = "live-"
+_LOGS = ("-wal", "-shm")
 _ATTEMPTS = 100
 
 
@@ -53,19 +55,31 @@ class LocalFile:
 
         Removes what unclean stops have left. Raises OSError.
         """
-        self._create()
+        _make_private(self.folder)
         for name in os.listdir(self.folder):
-            if name.startswith(_LIVE) and name != self.path.name:
+            if name.startswith(_LIVE):
                 (self.folder / name).unlink(missing_ok=True)
+        clean = None
         try:
             os.rename(self.folder / _WARM, self.path)
-            clean = self._read_clean()
         except FileNotFoundError:
-            clean = None
-        (self.folder / _CLEAN).unlink(missing_ok=True)
-        if clean is None:
-            os.truncate(self.path, 0)
+            self._create()
+        else:
+            clean = self._read_clean()
+            if clean is None:
+                os.truncate(self.path, 0)
+        self._take_logs()
         return clean
+
+    def _take_logs(self) -> None:
+        """The log files that `keep_logs` has put by; SQLite begins them afresh."""
+        for suffix in _LOGS:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.folder / f"{_WARM}{suffix}", f"{self.path}{suffix}")
+        wal = Path(f"{self.path}{_LOGS[0]}")
+        with contextlib.suppress(FileNotFoundError):
+            if wal.stat().st_size:
+                wal.unlink()  # not emptied by us: its frames would poison the file
 
     def fill(self, content: bytes) -> None:
         """What a new conversation begins with. Raises OSError."""
@@ -81,6 +95,16 @@ class LocalFile:
             except FileNotFoundError:  # somebody who left the conversation just now has removed the folder
                 continue
         raise FileNotFoundError(errno.ENOENT, "the folder goes away again and again", str(self.folder))
+
+    def keep_logs(self) -> None:
+        """The file is about to be closed: put its log files by under a second name, so that SQLite's delete does not end them.
+
+        To make two files and delete two at every wake costs more than the rest of it on some file systems (ext4 without a
+        journal searches all inodes that were deleted lately).
+        """
+        for suffix in _LOGS:
+            with contextlib.suppress(OSError):
+                os.link(f"{self.path}{suffix}", self.folder / f"{_WARM}{suffix}")
 
     def keep(self, *, slot: int, digest: bytes, epoch: int, snapshot: Base, log_bytes: int) -> None:
         """The file is closed and has no log beside it: keep it for the next wake. Raises OSError."""
@@ -105,8 +129,10 @@ class LocalFile:
 
     def drop(self) -> None:
         """Remove the live file and its logs, and the folder when nothing else is in it."""
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        for path in (str(self.path), *(f"{self.path}{suffix}" for suffix in _LOGS)):
+            Path(path).unlink(missing_ok=True)
+        for name in (_CLEAN, *(f"{_WARM}{suffix}" for suffix in _LOGS)):
+            (self.folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 

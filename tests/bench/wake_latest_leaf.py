@@ -45,22 +45,19 @@ async def measure(server: Server, long: int, rounds: int) -> dict[tuple[str, str
             for name in sizes:
                 await put_to_sleep(server.url, round_number)
                 if state == "cold":
-                    remove_local_files(server.data)
+                    assert remove_local_files(server.data) >= len(sizes)
                 figures.setdefault((state, name), []).append(
                     await touch(server.url, name.replace(" ", "-").replace(",", ""))
                 )
     return {key: statistics.median(times) for key, times in figures.items()}
 
 
-def remove_local_files(data: Path) -> None:
-    """Only those of conversations that are asleep: open files are not touched."""
-    for marker in data.glob("node-*/**/*.clean"):
-        folder = marker.parent
-        for path in folder.glob(marker.name.removesuffix(".clean") + "*"):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+def remove_local_files(data: Path) -> int:
+    """Those of conversations that went to sleep cleanly; how many there were."""
+    asleep = list(data.glob("node-*/work/*/*/warm.sqlite"))
+    for marker in asleep:
+        shutil.rmtree(marker.parent)
+    return len(asleep)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from storage.checkpoints.replica import Replica
 from storage.errors import CorruptDatabase, CorruptRecord, Fenced, ForeignDatabase, LocalDiskFailed
 
 KEY = ConversationKey("conversation", "alice")
+WARM = ["clean.json", "warm.sqlite", "warm.sqlite-shm", "warm.sqlite-wal"]
 SMALL = StorageOptions(snapshot_slots=8, retention_seconds=0)
 
 
@@ -162,7 +163,7 @@ async def test_a_warm_wake_reuses_the_file_and_a_cold_one_restores_it(tmp_path: 
         assert await opened.database.read(values) == list(range(number))
         await opened.database.write(insert(number))
         assert await close_conversation(opened) is None
-        assert sorted(os.listdir(folder(tmp_path))) == ["clean.json", "warm.sqlite"]
+        assert sorted(os.listdir(folder(tmp_path))) == WARM
         if number == 2:
             forget_warm(tmp_path / "work", KEY)
     assert kinds(store) == "ODC" * 6
