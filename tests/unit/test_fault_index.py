@@ -36,24 +36,24 @@ CASES = {
     "B59": ("unit/test_session_faults.py", "test_a_wake_of_a_large_conversation_needs_memory_for_its_window_only"),
     "B61": ("unit/test_session_faults.py", "test_a_tool_input_of_any_kind_is_stored_untouched"),
     "B62": ("unit/test_messages.py", "test_storage_grows_with_what_is_stored_and_not_faster"),
-    "B64": ("fault/test_conversation_faults.py", "test_watchers_see_every_frame_once_in_order_whatever_is_stored"),
+    "B64": ("server/test_conversation_faults.py", "test_watchers_see_every_frame_once_in_order_whatever_is_stored"),
     "B65": (
         "conformance/test_hibernating.py",
         "test_a_conversation_closed_and_claimed_between_any_two_steps_is_the_same",
     ),
-    "B67": ("fault/test_conversation_faults.py", "test_a_socket_keeps_its_order_and_its_connection_over_every_sleep"),
+    "B67": ("server/test_conversation_faults.py", "test_a_socket_keeps_its_order_and_its_connection_over_every_sleep"),
     "B71": (
-        "fault/test_conversation_faults.py",
+        "server/test_conversation_faults.py",
         "test_a_conversation_that_crashes_its_process_at_every_wake_is_given_up_and_harms_nobody",
     ),
     "B73": ("unit/test_open_conversation.py", "test_a_snapshot_holds_exactly_the_state_of_its_slot"),
     "B74": ("unit/test_session_faults.py", "test_a_compaction_during_a_recovery_confuses_nothing"),
     "B76": (
-        "fault/test_conversation_faults.py",
+        "server/test_conversation_faults.py",
         "test_a_frozen_owner_with_a_successor_tells_nothing_stale_and_ends",
     ),
     "B77": (
-        "fault/test_conversation_faults.py",
+        "server/test_conversation_faults.py",
         "test_a_hundred_first_touches_of_one_name_make_one_epoch_one_actor_and_one_file",
     ),
     "B79": (
@@ -64,7 +64,7 @@ CASES = {
         "unit/test_awake_conversation.py",
         "test_one_operation_of_a_conversation_that_was_taken_over_comes_back_and_a_longer_call_is_unknown",
     ),
-    "B83": ("fault/test_conversation_faults.py", "test_clients_outlive_the_gateways_process_and_append_exactly_once"),
+    "B83": ("server/test_conversation_faults.py", "test_clients_outlive_the_gateways_process_and_append_exactly_once"),
     "B85": ("unit/test_session_faults.py", "test_readers_backups_and_the_writer_never_lock_each_other_out"),
     "B86": ("unit/test_database.py", "test_many_processes_that_open_one_new_file_at_once_all_succeed"),
     "B88": ("unit/test_database.py", "test_the_writer_has_every_pragma_that_the_rest_relies_on"),
