@@ -33,7 +33,7 @@ class Held(Protocol):
     def is_busy(self) -> bool: ...
     def submit(self, command: Command) -> None: ...
     async def call(self, name: str, arguments: list[Any]) -> bytes | None: ...
-    async def hibernate(self) -> None: ...
+    async def hibernate(self, grace_seconds: float) -> None: ...
 
 
 class Waker(Protocol):
@@ -201,17 +201,17 @@ class ConversationHost:
             lane.send(lease, Stay())
             return
         stay.is_leaving = True  # from here on commands are returned
-        self._begin(self._hibernate(lane, stay, is_last=order.is_last))
+        self._begin(self._hibernate(lane, stay, order))
 
-    async def _hibernate(self, lane: LaneConnection, stay: _Stay, *, is_last: bool) -> None:
+    async def _hibernate(self, lane: LaneConnection, stay: _Stay, order: Sleep) -> None:
         assert stay.conversation is not None
         try:
-            await stay.tenancy.spawn(stay.conversation.hibernate())
+            await stay.tenancy.spawn(stay.conversation.hibernate(order.grace_seconds))
         except Fenced as exc:
             self._lost(lane, stay, exc)
             return
         # Any other error ends the process: the keeper sees the end of file, and the next wake claims without a CLOSE.
-        is_spare_ok = await self._drop(stay) and not is_last
+        is_spare_ok = await self._drop(stay) and not order.is_last
         logger.info("asleep: %s (lease %d)", stay.key.digest[:12], stay.lease)
         lane.send(stay.lease, Asleep(is_spare_ok))
         if not is_spare_ok:

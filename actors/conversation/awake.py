@@ -388,30 +388,34 @@ class AwakeConversation:
 
     # ---- the end --------------------------------------------------------------------------------------------
 
-    async def hibernate(self) -> None:
-        """Finish what runs (at most ``drain_seconds``, then its outcome is unknown), write CLOSE, let go of everything.
+    async def hibernate(self, grace_seconds: float | None = None) -> None:
+        """Finish what runs (at most ``grace_seconds``, then its outcome is unknown), write CLOSE, let go of everything.
+
+        Left out, ``grace_seconds`` is the setting ``drain_seconds``.
 
         Raises why CLOSE could not be written (Fenced, StoreUnavailable): everything acknowledged is in the store all the
         same, and everything local has been let go.
         """
         self._is_closing = True
         try:
-            await self._finish()
+            await self._finish(self._settings.drain_seconds if grace_seconds is None else grace_seconds)
         finally:
             problem = await close_conversation(self._opened)
         if problem is not None:
             raise problem
 
-    async def _finish(self) -> None:
+    async def _finish(self, grace_seconds: float) -> None:
         session = self._agent.session
-        settling = asyncio.create_task(session.settled())
-        running = {*self._calls, *self._hooks, *self._joining.values(), settling}
-        _, late = await asyncio.wait(running, timeout=self._settings.drain_seconds)
-        for task in late:
-            task.cancel()
-        if late:
-            await session.cancel_compaction()
-            await asyncio.wait(late, timeout=1.0)
+        running: set[asyncio.Task[Any]] = {*self._calls, *self._hooks, *self._joining.values()}
+        if session.is_compacting:
+            running.add(asyncio.create_task(session.settled()))
+        if running:
+            _, late = await asyncio.wait(running, timeout=grace_seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await session.cancel_compaction()
+                await asyncio.wait(late, timeout=1.0)
         if self._opened.is_claimed and not self._opened.database.is_lost:
             with contextlib.suppress(StorageError):  # what only memory held is no promise
                 await session.hibernate()

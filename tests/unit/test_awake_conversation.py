@@ -360,11 +360,11 @@ async def test_what_is_submitted_while_it_goes_to_sleep_comes_back_unexecuted(tm
 
 
 async def test_a_call_that_outlasts_the_drain_has_an_unknown_outcome(tmp_path):
-    async with awake(tmp_path, drain_seconds=0.05) as hall:
+    async with awake(tmp_path) as hall:
         await hall.connect()
         hall.send("w", "wait", 60)
         await asyncio.sleep(0)
-        await hall.conversation.hibernate()
+        await hall.conversation.hibernate(grace_seconds=0.05)
         assert (await hall.answer("w")).code == "outcome_unknown"
 
 

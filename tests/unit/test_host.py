@@ -48,7 +48,7 @@ class FakeConversation:
             raise KeyError("of the agent")
         return f"{name} {arguments}".encode()
 
-    async def hibernate(self) -> None:
+    async def hibernate(self, grace_seconds: float) -> None:
         self.hibernating.set()
         await self.may_hibernate.wait()
         if self.error is not None:
