@@ -68,18 +68,18 @@ class LocalFile:
             clean = self._read_clean()
             if clean is None:
                 os.truncate(self.path, 0)
-        self._take_logs()
+        self._take_logs(clean)
         return clean
 
-    def _take_logs(self) -> None:
-        """The log files that `keep_logs` has put by; SQLite begins them afresh."""
+    def _take_logs(self, clean: Clean | None) -> None:
+        """The log files that `keep_logs` has put by. Only a clean end says that nobody has them open any more."""
         for suffix in _LOGS:
+            put_by = Path(f"{self.folder / _WARM}{suffix}")
             with contextlib.suppress(FileNotFoundError):
-                os.rename(self.folder / f"{_WARM}{suffix}", f"{self.path}{suffix}")
-        wal = Path(f"{self.path}{_LOGS[0]}")
-        with contextlib.suppress(FileNotFoundError):
-            if wal.stat().st_size:
-                wal.unlink()  # not emptied by us: its frames would poison the file
+                if clean is None or (suffix == "-wal" and put_by.stat().st_size):  # frames would poison the file
+                    put_by.unlink()
+                else:
+                    put_by.rename(f"{self.path}{suffix}")
 
     def fill(self, content: bytes) -> None:
         """What a new conversation begins with. Raises OSError."""

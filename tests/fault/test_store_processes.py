@@ -62,8 +62,8 @@ def writers() -> Iterator[list[Writer]]:
     started: list[Writer] = []
     yield started
     for writer in started:
-        if writer.process.poll() is None:
-            writer.process.kill()
+        writer.process.kill()
+        if not writer.out.closed:
             writer.end()
 
 

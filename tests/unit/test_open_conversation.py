@@ -521,3 +521,19 @@ async def test_a_cancelled_open_lets_go_of_everything(tmp_path: Path) -> None:
     opened = await wake(store, tmp_path)
     assert await opened.database.read(values) == ["x"]
     await close_conversation(opened)
+
+
+async def test_log_files_of_somebody_who_did_not_end_are_never_taken_over(tmp_path: Path) -> None:
+    """A process that is stopped between putting its log files by and its end still has them mapped."""
+    store = MemoryStore()
+    opened = await wake(store, tmp_path)
+    await opened.database.write(insert("x"))
+    mine = [Path(f"{opened.database.path}{suffix}") for suffix in ("-wal", "-shm")]
+    for path, name in zip(mine, ("warm.sqlite-wal", "warm.sqlite-shm"), strict=True):
+        os.link(path, path.with_name(name))
+    inodes = {os.stat(path).st_ino for path in mine}
+    other = await wake(store, tmp_path)
+    assert not {os.stat(f"{other.database.path}{suffix}").st_ino for suffix in ("-wal", "-shm")} & inodes
+    assert await other.database.read(values) == ["x"]
+    await close_conversation(other)
+    await abandon_conversation(opened)
