@@ -88,14 +88,20 @@ class Client(SessionCalls):
     async def __aenter__(self) -> Self:
         self._runner = asyncio.create_task(self._run())
         try:
+            await self._until_opened()
+        except BaseException:  # whoever did not enter does not exit
+            await self.close()
+            raise
+        return self
+
+    async def _until_opened(self) -> None:
+        try:
             async with asyncio.timeout(self._open_seconds):
                 await self._opened.wait()
         except TimeoutError:
             self._calls.end(ConnectionLost(f"{self._server}: {self._problem} within {self._open_seconds:g} s"))
         if self._calls.ended is not None:
-            await self.close()
             raise self._calls.ended
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -203,6 +203,21 @@ async def test_a_server_that_is_not_there_is_one_clear_sentence():
         await Client(url, "conversation", "alice", open_seconds=0.1).__aenter__()
 
 
+async def test_a_client_that_is_not_entered_goes_on_with_nothing():
+    async with running_gateway() as (_, _, url):
+        pass
+    others = asyncio.all_tasks()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05), Client(url, "conversation", "alice"):
+            pass
+    entering = asyncio.create_task(Client(url, "conversation", "alice").__aenter__())
+    await asyncio.sleep(0)
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert asyncio.all_tasks() == others
+
+
 async def test_a_server_that_starts_late_is_waited_for():
     async with running_gateway() as (_, _, url):
         pass
