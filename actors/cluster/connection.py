@@ -80,7 +80,7 @@ class LaneConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Sends what was put in before, then ends; the owner hears of the end."""
-        self._flush()
+        self._write()
         if self._transport is not None:
             self._transport.close()
 
@@ -90,6 +90,12 @@ class LaneConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _flush(self) -> None:
+        was_congested = self.is_congested
+        self._write()
+        if was_congested and not self.is_congested and not self._is_ended:
+            self._owner.resumed(self)  # the transport never paused, so nobody else says it
+
+    def _write(self) -> None:
         if not self._unsent or self._is_ended or self._transport is None:
             return
         messages, self._unsent, self._unsent_bytes = self._unsent, [], 0
