@@ -184,6 +184,7 @@ class Life:
             self._send(room, room.take())
             room.owed = max(0, room.owed - 1)
         if was_owed and not room.owed:
+            self._give(room, self._actor(room))  # who asked for it while it could not be given
             self._want()
 
     def _send(self, room: Room, command: Command) -> None:

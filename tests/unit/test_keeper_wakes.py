@@ -320,6 +320,25 @@ async def test_commands_of_one_connection_go_out_in_order_behind_a_congested_lan
     assert world.executed["a"] == [(1, f"c{n}") for n in range(6)]
 
 
+async def test_acquire_while_the_line_of_a_wake_is_held_up_is_answered_when_it_has_gone_out() -> None:
+    world = World()
+    world.stops_at = (Wake,)
+    world.connect("a", 1)
+    world.call(1, "c")
+    await world.settle()
+    [actor] = [actor for actor in world.actors if actor.inbox]
+    actor.is_congested, world.stops_at = True, ()
+    await world.settle()
+    asking = asyncio.ensure_future(world.keeper.acquire(ConversationKey("chat", "a")))
+    await world.settle()
+    assert not asking.done()
+    actor.is_congested = False
+    world.keeper.resumed(actor)
+    await world.settle()
+    assert asking.done()
+    assert asking.result() == (actor.token, actor.lease)
+
+
 async def test_only_connect_rpc_and_disconnect_reach_an_actor_in_that_order() -> None:
     world = World()
     world.connect("a", 1)
