@@ -113,7 +113,8 @@ class Stream(Protocol):
 current_connection: contextvars.ContextVar[Connection | None] = contextvars.ContextVar(
     "current_connection", default=None
 )
-"""The connection whose call is running; None in calls from Python handles and in tasks of the agent's own."""
+"""The connection whose call is running, also in the tasks that it started (an automatic compaction is one); None in calls of
+Python handles and in hooks."""
 
 
 class Agent:

@@ -126,6 +126,8 @@ def rpc(
     """
     if verb not in VERBS:
         raise ValueError(f"unknown verb {verb!r}; the verbs are {', '.join(VERBS)}")
+    if single and streaming:
+        raise ValueError("a streaming method cannot be run again once chunks of it have been sent: it is not single")
 
     def mark(function: F) -> F:
         setattr(function, _MARK, _Mark(name, verb, streaming, single))

@@ -54,6 +54,9 @@ class ReplicatedDatabase(Database):
         super().__init__(thread, connection, path, options)
         self._replicator = replicator
         self._on_lost = on_lost
+        self.on_resumed: Callable[[], None] | None = None
+        """Called when writes whose waiters got OutcomeUnknown are confirmed after all: memory may be older than the file."""
+        self._has_given_up = False
         self._reader = ConfirmedReader(path)
         self._watch = StoreWatch(self._loop.time)
         self._stale_reads: set[asyncio.Task[None]] = set()
@@ -107,6 +110,10 @@ class ReplicatedDatabase(Database):
             deadline.cancel()
             self._watch.end()
         self._down = None
+        if self._lost is None and self._has_given_up:
+            self._has_given_up = False
+            if self.on_resumed is not None:
+                self.on_resumed()
         if self._lost is None and self._replicator.needs_settling:
             await self._settle()
 
@@ -161,6 +168,7 @@ class ReplicatedDatabase(Database):
     def _give_up(self, group: list[Operation]) -> None:
         """The deadline has passed: answer everybody; the group stays the next thing that the store has to confirm."""
         self._down = StoreUnavailable("it has not confirmed the last write in time")
+        self._has_given_up = any(operation.writes for operation in group)
         waiting: list[tuple[Operation, StorageError]] = [(operation, OutcomeUnknown()) for operation in group]
         waiting += [(operation, self._down) for operation in self._queue]
         self._queue.clear()

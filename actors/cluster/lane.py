@@ -175,7 +175,7 @@ _KINDS: tuple[tuple[type, Callable[[Any], Fields], Callable[[int, int, bytes, by
     (Pong, lambda m: (0, m.number, b"", b""), lambda f, n, h, b: Pong(n)),
     (Connect, _connect, _to_connect),
     (Disconnect, lambda m: (0, m.connection, b"", b""), lambda f, n, h, b: Disconnect(n)),
-    (Rpc, lambda m: (0, m.connection, b"", m.frame), lambda f, n, h, b: Rpc(n, b)),
+    (Rpc, lambda m: (0, m.connection, m.call, m.frame), lambda f, n, h, b: Rpc(n, b, h)),
     (SetState, lambda m: (0, m.connection, b"", m.frame), lambda f, n, h, b: SetState(n, b)),
     (
         Message,

@@ -4,7 +4,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from actors.conversation.events import ConnectionId, Rpc
-from actors.conversation.json_text import decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,14 +12,6 @@ class Sent:
     call: bytes
     size: int
     at: float  # when it was sent
-
-
-def call_of(frame: bytes) -> bytes:
-    """The id of a request frame, as the JSON text that its answer will carry (``null`` if there is none)."""
-    try:
-        return encode(decode(frame)["id"])
-    except (ValueError, KeyError, TypeError, IndexError):
-        return b"null"
 
 
 class Outstanding:
@@ -42,17 +33,17 @@ class Outstanding:
         return next(iter(self._order.values()), None)
 
     def sent(self, rpc: Rpc, now: float) -> None:
-        entry = Sent(rpc.connection, call_of(rpc.frame), len(rpc.frame), now)
+        entry = Sent(rpc.connection, rpc.call, len(rpc.frame), now)
         self._calls.setdefault((entry.connection, entry.call), deque()).append(entry)
         self._order[id(entry)] = entry
         self.bytes += entry.size
 
     def answered(self, connection: ConnectionId, call: bytes) -> Sent | None:
         """The call that this final answer belongs to; it is no longer outstanding. None: nobody asked."""
-        return self._take(connection, call, is_newest=False) or self._take(connection, _same(call), is_newest=False)
+        return self._take(connection, call, is_newest=False)
 
     def returned(self, rpc: Rpc) -> Sent | None:
-        return self._take(rpc.connection, call_of(rpc.frame), is_newest=True)
+        return self._take(rpc.connection, rpc.call, is_newest=True)
 
     def drop_all(self) -> list[Sent]:
         """All of them, oldest first; nothing is outstanding any more."""
@@ -72,11 +63,3 @@ class Outstanding:
         del self._order[id(entry)]
         self.bytes -= entry.size
         return entry
-
-
-def _same(call: bytes) -> bytes:
-    """The same id as `call_of` would have written it."""
-    try:
-        return encode(decode(call))
-    except ValueError:
-        return call

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from actors.cluster.control import WakeRefused
 from actors.cluster.front import Front
-from actors.cluster.outstanding import Sent, call_of
+from actors.cluster.outstanding import Sent
 from actors.cluster.rooms import Room
 from actors.conversation.events import (
     Command,
@@ -57,7 +57,7 @@ def refuse(front: Front, room: Room, command: Command, why: Refusal) -> None:
     connection = command.connection
     match command:
         case Rpc():
-            front.event(Failure(connection, call_of(command.frame), why.sentence, why.code, was_executed=False))
+            front.event(Failure(connection, command.call, why.sentence, why.code, was_executed=False))
         case SetState():
             front.event(StateRefused(connection, why.sentence))
         case Connect() | Message():

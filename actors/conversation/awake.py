@@ -105,7 +105,7 @@ class AwakeConversation:
             on_lost=on_lost,
         )
         try:
-            conversation = cls(key, agent_class, opened, settings, emit)
+            conversation = cls(key, agent_class, opened, settings, emit, on_lost)
             await conversation._start(stored_state[0])
         except BaseException:
             await close_conversation(opened)
@@ -119,20 +119,33 @@ class AwakeConversation:
         opened: OpenedConversation,
         settings: Settings,
         emit: Callable[[Event], None],
+        on_lost: Callable[[BaseException], None],
     ) -> None:
         self.key = key
         self.last_used = time.monotonic()
         self._opened = opened
         self._settings = settings
         self._emit = emit
+        self._on_lost = on_lost
         self._sequence = 0
         self._state: Any = UNSET
         self._joined: dict[ConnectionId, Connection] = {}
         self._joining: dict[ConnectionId, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[Any]] = set()
         self._hooks: set[asyncio.Task[Any]] = set()
+        self._message_bytes = 0  # of messages that wait or run
         self._is_closing = False
         self._agent = agent_class(database=opened.database, name=key.name, settings=settings, host=self)
+
+        opened.database.on_resumed = self._give_way
+
+    def _give_way(self) -> None:
+        """Writes whose callers were told "unknown" have landed: what the agent and its session hold in memory may be older.
+
+        The next wake reads everything afresh; nobody but this conversation notices.
+        """
+        self._is_closing = True
+        self._on_lost(Closed())
 
     async def _start(self, stored_state: str | None) -> None:
         self._state = self._agent.initial_state if stored_state is None else decode(stored_state.encode())
@@ -165,7 +178,7 @@ class AwakeConversation:
         elif isinstance(command, SetState):
             self._spawn(self._client_state(command), self._calls)
         elif isinstance(command, Message):
-            self._spawn(self._message(command), self._hooks)
+            self._admit_message(command)
 
     def _begin(
         self, work: Coroutine[Any, Any, None], where: dict[ConnectionId, asyncio.Task[None]], key: ConnectionId
@@ -205,13 +218,13 @@ class AwakeConversation:
         self._emit(Connected(number, state, connection._is_readonly, connection._sends_protocol))
         if saved is None:
             self.save_connection(connection)
-            await self._greet(connection)
+            if type(self._agent).on_connect is not Agent.on_connect:
+                self._spawn(self._greet(connection), self._hooks)
 
     async def _greet(self, connection: Connection) -> None:
-        if type(self._agent).on_connect is Agent.on_connect:
-            return
         try:
-            await self._agent.on_connect(connection)
+            async with asyncio.timeout(self._settings.call_seconds):
+                await self._agent.on_connect(connection)
         except Exception as exc:
             self._refuse_connection(connection._number, exc)
 
@@ -231,7 +244,8 @@ class AwakeConversation:
 
     async def _guard(self, hook: Coroutine[Any, Any, None]) -> None:
         try:
-            await hook
+            async with asyncio.timeout(self._settings.call_seconds):
+                await hook
         except Exception as exc:
             logger.error("a hook failed: %s", type(exc).__name__, exc_info=exc)
 
@@ -242,7 +256,7 @@ class AwakeConversation:
         request: Request | None = None
         method: RpcMethod | None = None
         try:
-            request = parse_request(command.connection, command.frame)
+            request = parse_request(command)
             if len(self._calls) >= self._settings.max_queued_operations:
                 raise Busy()
             method = find_method(self._agent, request.name)
@@ -251,7 +265,11 @@ class AwakeConversation:
             if request is not None:
                 self._emit(failure(command.connection, request.call, exc, method))
             return
-        joined = self._joined.get(command.connection)  # what was accepted runs, also when its socket has gone by then
+        joined = None
+        if command.connection not in self._joining:  # else it must not overtake those that wait for the join
+            joined = self._joined.get(
+                command.connection
+            )  # what was accepted runs, also when its socket has gone by then
         self._spawn(self._call(command, request, method, arguments, joined), self._calls)
 
     async def _call(
@@ -262,7 +280,7 @@ class AwakeConversation:
         arguments: dict[str, Any],
         joined: Connection | None,
     ) -> None:
-        answer = Answer(method, request.connection, request.call, self._emit)
+        answer = Answer(method, request.connection, request.call, self._emit, self._prove)
         try:
             connection = joined or await self._connection(request.connection)
             if connection is None:
@@ -272,9 +290,11 @@ class AwakeConversation:
             async with asyncio.timeout(self._settings.call_seconds):
                 if method.is_streaming:
                     await getattr(self._agent, method.attribute)(answer, **arguments)
-                    answer.finish(None)
+                    result = None
                 else:
-                    answer.finish(await invoke(self._agent, method, arguments))
+                    result = await invoke(self._agent, method, arguments)
+                await self._prove(method)
+                answer.finish(result)
         except (Fenced, Closed) as exc:
             if method.is_single:
                 self._emit(Returned(command))
@@ -283,10 +303,18 @@ class AwakeConversation:
         except (Exception, asyncio.CancelledError) as exc:
             answer.fail(exc)
 
+    async def _prove(self, method: RpcMethod) -> None:
+        """Before an answer that may come from memory: an owner with a successor must not give it. Raises Fenced.
+
+        One operation that writes was confirmed, which is a proof; after it nothing may look like "not executed".
+        """
+        if not self._opened.is_proved and not (method.is_single and method.verb != "read"):
+            await self._opened.database.read(lambda _: None)
+
     async def _connection(self, number: ConnectionId) -> Connection | None:
         """The connection once it has joined; None when its socket has gone, or never came."""
         joining = self._joining.get(number)
-        if joining is not None and number not in self._joined:
+        if joining is not None:
             await asyncio.wait([joining])
         return self._joined.get(number)
 
@@ -310,17 +338,32 @@ class AwakeConversation:
     async def _direct_call(self, method: RpcMethod, arguments: dict[str, Any]) -> bytes | None:
         try:
             async with asyncio.timeout(self._settings.call_seconds):
-                return await invoke(self._agent, method, arguments)
+                result = await invoke(self._agent, method, arguments)
+                await self._prove(method)
+                return result
         except (Fenced, Closed) as exc:
             raise NotMine() if method.is_single else seen_by_caller(exc, method) from exc
         except (Exception, asyncio.CancelledError) as exc:
             raise seen_by_caller(exc, method) from exc
 
+    def _admit_message(self, command: Message) -> None:
+        """There is no answer to a message, so a socket that sends more than can wait is closed."""
+        size = len(command.payload)
+        is_full = len(self._hooks) >= self._settings.max_queued_operations
+        if is_full or (self._message_bytes and self._message_bytes + size > self._settings.max_queued_bytes):
+            self._emit(Close(command.connection, 1013, "too many messages"))
+            return
+        self._message_bytes += size
+        self._spawn(self._message(command), self._hooks)
+
     async def _message(self, command: Message) -> None:
-        connection = await self._connection(command.connection)
-        if connection is not None:
-            payload = command.payload.decode("utf-8", "replace") if command.is_text else command.payload
-            await self._guard(self._agent.on_message(connection, payload))
+        try:
+            connection = await self._connection(command.connection)
+            if connection is not None:
+                payload = command.payload.decode("utf-8", "replace") if command.is_text else command.payload
+                await self._guard(self._agent.on_message(connection, payload))
+        finally:
+            self._message_bytes -= len(command.payload)
 
     # ---- state ----------------------------------------------------------------------------------------------
 

@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from actors.agent import Agent
-from actors.conversation.events import ConnectionId, Event, Failure, Result
+from actors.conversation.events import ConnectionId, Event, Failure, Result, Rpc
 from actors.conversation.json_text import decode, encode
-from actors.errors import CallFailed, MethodNotCallable, NotAllowed, UnknownMethod
+from actors.errors import CallFailed, MethodNotCallable, NotAllowed, TryAgain, UnknownMethod
 from actors.rpc import RpcMethod
+from actors.wire_errors import error_from
 from storage.errors import InvalidArgument, NotExecuted, OutcomeUnknown, StorageError
 
 logger = logging.getLogger("perdure.conversation")
@@ -49,10 +50,10 @@ class Request:
     arguments: list[Any]
 
 
-def parse_request(connection: ConnectionId, frame: bytes) -> Request:
+def parse_request(command: Rpc) -> Request:
     """The gateway has checked that id and method are text and that args is a list."""
-    value = decode(frame)
-    return Request(connection, encode(value["id"]), value["method"], value["args"])
+    value = decode(command.frame)
+    return Request(command.connection, command.call, value["method"], value["args"])
 
 
 async def invoke(agent: Agent, method: RpcMethod, arguments: dict[str, Any]) -> bytes | None:
@@ -74,7 +75,16 @@ def encode_result(method: RpcMethod, result: Any) -> bytes | None:
 class Answer:
     """The answer to one call, and the `Stream` of a streaming method. Exactly one terminal event leaves it."""
 
-    def __init__(self, method: RpcMethod, connection: ConnectionId, call: bytes, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        method: RpcMethod,
+        connection: ConnectionId,
+        call: bytes,
+        emit: Callable[[Event], None],
+        prove: Callable[[RpcMethod], Coroutine[Any, Any, None]],
+    ) -> None:
+        """``prove`` raises if this process may not tell what its memory holds any more."""
+        self._prove = prove
         self._method = method
         self._connection = connection
         self._call = call
@@ -83,6 +93,7 @@ class Answer:
 
     async def send(self, chunk: Any) -> None:
         self._check_open()
+        await self._prove(self._method)
         self._emit(Result(self._connection, self._call, encode_result(self._method, chunk), is_done=False))
         await asyncio.sleep(0)  # a method that only produces chunks must not hold the loop
 
@@ -119,7 +130,7 @@ def seen_by_caller(error: BaseException, method: RpcMethod | None) -> StorageErr
     """
     if isinstance(error, TimeoutError | asyncio.CancelledError):
         return OutcomeUnknown()
-    if isinstance(error, NotExecuted) and method is not None and not method.is_single:
+    if isinstance(error, NotExecuted | TryAgain) and method is not None and not method.is_single:
         return OutcomeUnknown()
     return error if isinstance(error, StorageError) else CallFailed(public_text(error))
 
@@ -134,4 +145,6 @@ def public_text(error: BaseException) -> str:
     if isinstance(error, sqlite3.Error | OSError | MemoryError):
         logger.error("a method failed: %s", type(error).__name__, exc_info=error)
         return f"Internal error ({type(error).__name__})"
-    return str(error) or "Unknown error occurred"
+    text = str(error) or "Unknown error occurred"
+    # Clients know errors by their texts: one of the agent's own must not be taken for a call that may be repeated.
+    return f"{type(error).__name__}: {text}" if error_from(text).is_retryable else text

@@ -39,6 +39,7 @@ class Rpc:
 
     connection: ConnectionId
     frame: bytes
+    call: bytes  # its id, as the JSON text that its answer will carry
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Asking:
         self._waiting[number] = answer
         frame = orjson.dumps({"type": "rpc", "id": "", "method": method, "args": []})
         self._keeper.submit(key, Connect(number, f"http-{number}", url, principal, is_readonly=True, verbs=verbs))
-        self._keeper.submit(key, Rpc(number, frame))
+        self._keeper.submit(key, Rpc(number, frame, call=b'""'))
         try:
             async with asyncio.timeout(seconds):
                 return _result(await answer, method)

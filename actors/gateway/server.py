@@ -236,7 +236,7 @@ class Gateway(Delivery):
                 socket.send_text(protocol.failure(received.call, str(Draining())))
                 return
             socket.in_flight += 1
-            self._keeper.submit(socket.key, Rpc(socket.number, received.frame))
+            self._keeper.submit(socket.key, Rpc(socket.number, received.frame, received.call))
         elif self._is_draining:
             return
         elif isinstance(received, StateFrame):

@@ -7,7 +7,7 @@ summary is stored afterwards only if its range is still on the path.
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from actors.session.prompt import SystemPrompt
 from actors.session.providers import settle
 from actors.session.status import Report, Status
 from compaction import CompactContext, CompactFunction, CompactResult, TokenCounter
-from storage.errors import InvalidArgument
+from storage.errors import InvalidArgument, StorageError
 
 log = logging.getLogger("perdure.session")
 
@@ -73,14 +73,26 @@ class Compactor:
 
     async def after_write(self, written: Written) -> None:
         """Tell the new estimate, if anybody needs it, in the order of the writes."""
-        if self.reports:
-            async with self._order:
-                await self._tell(written)
+        await self._follow(written, self._tell_in_order)
 
     async def after_append(self, written: Written) -> None:
         """`after_write`, and start a run in the background if the estimate asks for it."""
+        await self._follow(written, self._tell_and_consider)
+
+    async def _follow(self, written: Written, work: Callable[[Written], Coroutine[Any, Any, None]]) -> None:
+        """The write is done: storage that fails afterwards must not make it look like one that was not."""
         if not self.reports:
             return
+        try:
+            await work(written)
+        except StorageError as exc:
+            log.warning("a write was stored and not told of: %s", type(exc).__name__)
+
+    async def _tell_in_order(self, written: Written) -> None:
+        async with self._order:
+            await self._tell(written)
+
+    async def _tell_and_consider(self, written: Written) -> None:
         async with self._order:
             report = await self._tell(written)
             if written.is_changed and report.error is None:
@@ -98,19 +110,26 @@ class Compactor:
         async with self._lock:
             before = await self._begin()
             try:
-                result = await self._summarize()
-            except Exception as exc:
-                await self._end_failed(exc)
-                return None
-            try:
-                stored = await self._store(result)
-            except Exception as exc:
-                await self._end_failed(exc)
+                return await self._run_by_hand(before)
+            except asyncio.CancelledError:
+                self._status.send_idle()
                 raise
-            after = await self._end(before, stored)
-            if stored is not None and self.is_automatic and after.tokens < before.tokens:
-                await self._remember(None)
-            return stored
+
+    async def _run_by_hand(self, before: Report) -> CompactResult | None:
+        try:
+            result = await self._summarize()
+        except Exception as exc:
+            await self._end_failed(exc)
+            return None
+        try:
+            stored = await self._store(result)
+        except Exception as exc:
+            await self._end_failed(exc)
+            raise
+        after = await self._end(before, stored)
+        if stored is not None and self.is_automatic and after.tokens < before.tokens:
+            await self._remember(None)
+        return stored
 
     async def settled(self) -> None:
         """Return when no run is going on."""

@@ -33,6 +33,16 @@ class Hall:
         self.events.append(event)
         self._arrived.set()
 
+    def lose(self, error: BaseException) -> None:
+        self.lost.append(error)
+        self._arrived.set()
+
+    async def until_lost(self) -> BaseException:
+        while not self.lost:
+            self._arrived.clear()
+            await asyncio.wait_for(self._arrived.wait(), 10)
+        return self.lost[0]
+
     async def until(self, kind: type, **facts: Any) -> Any:
         """The first event of this kind with these facts, now or later."""
         while True:
@@ -49,7 +59,7 @@ class Hall:
 
     def send(self, call: str, method: str, *arguments: Any, connection: int = 1) -> None:
         frame = {"type": "rpc", "id": call, "method": method, "args": arguments}
-        self.conversation.submit(Rpc(connection, json.dumps(frame).encode()))
+        self.conversation.submit(Rpc(connection, json.dumps(frame).encode(), json.dumps(call).encode()))
 
     async def answer(self, call: str) -> Result | Failure:
         """The last event of a call."""
@@ -93,7 +103,7 @@ async def awake(
         settings=Settings(data=folder, **settings),
         node=bytes(16),
         emit=hall.emit,
-        on_lost=hall.lost.append,
+        on_lost=hall.lose,
     )
     try:
         yield hall

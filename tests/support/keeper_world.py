@@ -298,7 +298,7 @@ class World:
 
     def call(self, connection: ConnectionId, call: str, method: str = "append", size: int = 0) -> None:
         frame = json.dumps({"id": call, "method": method, "args": ["x" * size]}).encode()
-        self.keeper.submit(self.where[connection], Rpc(connection, frame))
+        self.keeper.submit(self.where[connection], Rpc(connection, frame, json.dumps(call).encode()))
 
     def set_state(self, connection: ConnectionId) -> None:
         self.keeper.submit(self.where[connection], SetState(connection, b'{"state":1}'))

@@ -6,6 +6,7 @@ import json
 import pytest
 from agents_for_tests import Probe
 from awake import KEY, awake
+from store_fakes import FaultyStore
 from wire import message
 
 from actors import Agent, rpc
@@ -25,9 +26,11 @@ from actors.conversation.events import (
     SetState,
     StateRefused,
 )
-from actors.errors import NotMine
-from storage.checkpoints import MemoryStore
+from actors.errors import Busy, NotMine
+from actors.wire_errors import error_from
+from storage.checkpoints import MemoryStore, abandon_conversation
 from storage.errors import Fenced, InvalidMessage, UnknownMessage
+from storage.replication import boottime
 
 
 async def test_a_name_that_was_never_written_leaves_nothing_in_the_store(tmp_path):
@@ -346,7 +349,7 @@ async def test_what_is_submitted_while_it_goes_to_sleep_comes_back_unexecuted(tm
         hall.send("a", "appendMessage", message("m1"))
         sleeping = asyncio.create_task(hall.conversation.hibernate())
         await asyncio.sleep(0)
-        command = Rpc(1, b'{"type":"rpc","id":"late","method":"appendMessage","args":[]}')
+        command = Rpc(1, b'{"type":"rpc","id":"late","method":"appendMessage","args":[]}', b'"late"')
         hall.conversation.submit(command)
         await sleeping
         assert isinstance(await hall.answer("w"), Result)
@@ -425,3 +428,103 @@ async def test_a_handle_gets_results_and_the_typed_errors_themselves(tmp_path):
         with pytest.raises(UnknownMessage):
             await conversation.call("updateMessage", [message("ghost")])
         assert KEY == conversation.key
+
+
+# ---- memory and storage ----------------------------------------------------------------------------------------
+
+
+async def test_what_memory_holds_is_not_told_by_an_owner_with_a_successor(tmp_path):
+    """Blocks, prompt and state are answered from memory; the proof of ownership covers them all the same."""
+    store = MemoryStore()
+    old_folder, new_folder = tmp_path / "old", tmp_path / "new"
+    old_folder.mkdir()
+    new_folder.mkdir()
+    async with awake(old_folder, store=store) as old:
+        await old.connect()
+        await old.call("replaceContextBlock", "memory", "old")
+        assert (await old.call("getContextBlock", "memory"))["content"] == "old"
+        async with awake(new_folder, store=store) as new:
+            await new.connect()
+            await new.call("replaceContextBlock", "memory", "new")
+            proof = old.conversation._opened.replica.proof
+            proof._clock = lambda: boottime() + 2  # its proof is older than a second
+            for number, method in enumerate(("getContextBlock", "getContextBlocks", "freezeSystemPrompt", "pid")):
+                old.send(f"r{number}", method, *(["memory"] if number == 0 else []))
+            for number in range(4):
+                answer = await old.answer(f"r{number}")
+                assert isinstance(answer, Failure), answer
+            assert [type(error) for error in old.lost] == [Fenced]
+
+
+async def test_calls_keep_their_order_while_their_socket_joins(tmp_path):
+    class Slow(Probe):
+        async def on_connect(self, connection):
+            await asyncio.sleep(0.05)
+
+    store = MemoryStore()
+    async with awake(tmp_path, Slow, store=store) as hall:
+        await hall.connect(9)
+        await hall.call("appendMessage", message("m0"), connection=9)
+        hall.conversation._opened.replica.proof._proved_at = float("-inf")  # the join has to ask for a proof
+        joining = asyncio.create_task(hall.connect(1))
+        await asyncio.sleep(0)
+        hall.send("a1", "appendMessage", message("m1"))
+        await joining
+        hall.send("a2", "appendMessage", message("m2"))
+        await hall.answer("a1")
+        await hall.answer("a2")
+        assert [entry["id"] for entry in await hall.call("getHistory")] == ["m0", "m1", "m2"]
+
+
+async def test_after_an_outage_in_which_writes_were_given_up_the_conversation_begins_anew(tmp_path):
+    store = FaultyStore()
+    async with awake(tmp_path, store=store, store_deadline_seconds=0.1) as hall:
+        await hall.connect()
+        await hall.call("appendMessage", message("m1"))
+        store.gate.clear()
+        hall.send("up", "increase")
+        assert (await hall.answer("up")).code == "outcome_unknown"
+        store.gate.set()
+        await hall.until_lost()
+        command = Rpc(1, b'{"type":"rpc","id":"next","method":"increase","args":[]}')
+        hall.conversation.submit(command)
+        assert (await hall.until(Returned)).command == command
+        await abandon_conversation(hall.conversation._opened)
+    async with awake(tmp_path, store=store) as hall:
+        assert (await hall.connect()).state == b'{"count":1}'
+
+
+async def test_a_flood_of_messages_closes_its_socket_and_a_hook_ends_in_time(tmp_path):
+    class Stuck(Probe):
+        async def on_message(self, connection, message):
+            await asyncio.Event().wait()
+
+    async with awake(tmp_path, Stuck, max_queued_operations=3, call_seconds=0.2) as hall:
+        await hall.connect(1)
+        for _ in range(4):
+            hall.conversation.submit(Message(1, b"x", is_text=True))
+        assert (await hall.until(Close)).code == 1013
+        assert hall.conversation.is_busy
+        await asyncio.wait(hall.conversation._hooks, timeout=5)
+        await asyncio.sleep(0)
+        assert not hall.conversation.is_busy
+
+
+async def test_a_refusal_by_somebody_else_does_not_make_a_call_look_unexecuted(tmp_path):
+    class Caller(Probe):
+        @rpc
+        async def pay(self) -> None:
+            raise Busy()  # of another conversation that it called, after it had charged
+
+        @rpc
+        async def imitate(self) -> None:
+            raise RuntimeError(str(Busy()))
+
+    async with awake(tmp_path, Caller) as hall:
+        await hall.connect()
+        hall.send("pay", "pay")
+        assert (await hall.answer("pay")).code == "outcome_unknown"
+        hall.send("imitate", "imitate")
+        answer = await hall.answer("imitate")
+        assert answer.code == "call_failed"
+        assert not getattr(error_from(answer.error), "is_retryable", False)

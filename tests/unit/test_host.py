@@ -20,6 +20,10 @@ from storage.errors import Fenced, StoreUnavailable
 ALICE = ConversationKey("conversation", "alice")
 
 
+def rpc(text: str) -> Rpc:
+    return Rpc(1, text.encode(), b'"1"')
+
+
 def push(text: str) -> Push:
     return Push(text.encode(), is_protocol=False, besides=None, phase="")
 
@@ -130,29 +134,29 @@ async def world() -> AsyncIterator[World]:
 
 async def test_a_woken_conversation_gets_its_commands_and_its_events_carry_its_lease(world: World) -> None:
     await world.wake(5)
-    world.keeper.send(5, Rpc(1, b"one"))
-    world.keeper.send(5, Rpc(1, b"two"))
+    world.keeper.send(5, rpc("one"))
+    world.keeper.send(5, rpc("two"))
     assert await world.keeper.next() == (5, push("ran one"))
     assert await world.keeper.next() == (5, push("ran two"))
 
 
 async def test_a_command_of_another_lease_comes_back_not_executed(world: World) -> None:
     conversation = await world.wake(5)
-    world.keeper.send(4, Rpc(1, b"late"))
-    assert await world.keeper.next() == (4, Returned(Rpc(1, b"late")))
+    world.keeper.send(4, rpc("late"))
+    assert await world.keeper.next() == (4, Returned(rpc("late")))
     assert conversation.commands == []
 
 
 async def test_a_command_for_nothing_held_comes_back_not_executed(world: World) -> None:
-    world.keeper.send(1, Rpc(1, b"x"))
-    assert await world.keeper.next() == (1, Returned(Rpc(1, b"x")))
+    world.keeper.send(1, rpc("x"))
+    assert await world.keeper.next() == (1, Returned(rpc("x")))
 
 
 async def test_a_busy_conversation_stays_when_it_may_and_goes_when_it_must(world: World) -> None:
     conversation = await world.wake()
     conversation.is_busy = True
     assert await world.sleep(may_stay=True) == (1, Stay())
-    world.keeper.send(1, Rpc(1, b"still served"))
+    world.keeper.send(1, rpc("still served"))
     assert await world.keeper.next() == (1, push("ran still served"))
     assert await world.sleep(may_stay=False) == (1, Asleep(is_spare_ok=True))
 
@@ -160,11 +164,11 @@ async def test_a_busy_conversation_stays_when_it_may_and_goes_when_it_must(world
 async def test_commands_behind_a_sleep_come_back_and_those_before_it_run(world: World) -> None:
     conversation = await world.wake()
     conversation.may_hibernate.clear()
-    world.keeper.send(1, Rpc(1, b"before"))
+    world.keeper.send(1, rpc("before"))
     world.keeper.send(1, Sleep(False, 1.0, False))
-    world.keeper.send(1, Rpc(1, b"behind"))
+    world.keeper.send(1, rpc("behind"))
     assert await world.keeper.next() == (1, push("ran before"))
-    assert await world.keeper.next() == (1, Returned(Rpc(1, b"behind")))
+    assert await world.keeper.next() == (1, Returned(rpc("behind")))
     conversation.emit(push("last word"))
     conversation.may_hibernate.set()
     assert await world.keeper.next() == (1, push("last word"))
@@ -256,9 +260,9 @@ async def test_a_wake_that_was_fenced_or_broke_retires_the_actor(world: World, e
 
 async def test_a_fenced_conversation_is_told_as_lost_behind_what_it_gave_back(world: World) -> None:
     conversation = await world.wake()
-    conversation.emit(Returned(Rpc(1, b"x")))
+    conversation.emit(Returned(rpc("x")))
     conversation.on_lost(Fenced())
-    assert await world.keeper.next() == (1, Returned(Rpc(1, b"x")))
+    assert await world.keeper.next() == (1, Returned(rpc("x")))
     assert await world.keeper.next() == (1, Lost(str(Fenced())))
     assert await world.keeper.next() is None
     assert await asyncio.wait_for(world.ended, 5) == 0

@@ -11,7 +11,8 @@ from actors.conversation.events import Command, Connect, Disconnect, Failure, Pu
 
 
 def _rpc(connection: int, call: str, method: str = "append") -> Rpc:
-    return Rpc(connection, json.dumps({"id": call, "method": method, "args": [""]}).encode())
+    frame = json.dumps({"id": call, "method": method, "args": [""]}).encode()
+    return Rpc(connection, frame, json.dumps(call).encode())
 
 
 async def _awake(**settings: object) -> tuple[World, FakeActor]:
@@ -305,12 +306,12 @@ async def test_the_same_id_twice_at_once_gets_two_answers() -> None:
     assert world.answers(1) == [("x", "ok"), ("x", "outcome_unknown")]
 
 
-async def test_ids_are_paired_however_they_are_written() -> None:
+async def test_answers_are_paired_by_the_id_that_the_gateway_read() -> None:
     world, actor = await _awake()
-    world.keeper.submit(world.where[1], Rpc(1, b'{"id": "\\u00e9", "method": "long", "args": []}'))
+    world.keeper.submit(world.where[1], Rpc(1, b'{"id": "\\u00e9", "method": "long", "args": []}', '"é"'.encode()))
     await world.settle()
     actor.running.clear()
-    actor.say(Result(1, b'"\\u00E9"', b"1", True))
+    actor.say(Result(1, '"é"'.encode(), b"1", True))
     _die(world, actor)
     await world.settle()
     assert len(world.answers(1)) == 1

@@ -47,7 +47,7 @@ ALL: list[Body] = [
     Connect(3, "pk", "/", "ann", True, ("read",), b""),
     Connect(3, "pk", "/", "ann", False, ("read",), b'{"a":1}'),
     Disconnect(2**40),
-    Rpc(5, b'{"id":"1"}'),
+    Rpc(5, b'{"id":"1"}', b'"1"'),
     SetState(5, b'{"state":null}'),
     Message(5, b"\x00\xff", False),
     Message(5, b"", True),
@@ -64,7 +64,7 @@ ALL: list[Body] = [
     Direct(1, b"hi", True),
     Close(1, 4000, "because"),
     Saved(1, b"{}"),
-    Returned(Rpc(5, b"{}")),
+    Returned(Rpc(5, b"{}", b'"\xc3\xbc"')),
     Returned(Connect(5, "c", "/", "", False, ("a",), b"1")),
 ]
 
@@ -92,7 +92,7 @@ def test_the_sample_above_has_every_kind() -> None:
 
 def test_many_messages_make_few_batches_and_a_long_one_travels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane, "FULL_BATCH_BYTES", 100)
-    bodies: list[Body] = [Rpc(1, b"x" * n) for n in (10, 10, 10, 500, 10)]
+    bodies: list[Body] = [Rpc(1, b"x" * n, b"1") for n in (10, 10, 10, 500, 10)]
     assert _round_trip(bodies, random.Random(1)) == list(enumerate(bodies))
 
 
@@ -103,7 +103,7 @@ def test_nothing_to_send_is_no_bytes() -> None:
 def test_a_message_over_the_limit_is_refused_by_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane, "MAX_BATCH_BYTES", 1000)
     with pytest.raises(LaneError):
-        encode_message(1, Rpc(1, b"x" * 1000))
+        encode_message(1, Rpc(1, b"x" * 1000, b"1"))
 
 
 def test_a_batch_over_the_limit_is_refused_before_its_bytes_have_come() -> None:

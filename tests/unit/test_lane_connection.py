@@ -51,7 +51,7 @@ async def _pair() -> tuple[LaneConnection, Owner, LaneConnection, Owner]:
 async def test_messages_arrive_in_order_both_ways_and_the_end_is_told_to_both() -> None:
     left, left_owner, right, right_owner = await _pair()
     for n in range(1000):
-        left.send(n, Rpc(n, b"x" * n))
+        left.send(n, Rpc(n, b"x" * n, b"1"))
         right.send(n, Ping(n))
     left.send(1000, Awake(1))
     await left_owner.until(1000)
@@ -59,7 +59,7 @@ async def test_messages_arrive_in_order_both_ways_and_the_end_is_told_to_both() 
     left.close()
     assert await right_owner.end is None
     assert await left_owner.end is None
-    assert right_owner.found == [(n, Rpc(n, b"x" * n)) for n in range(1000)] + [(1000, Awake(1))]
+    assert right_owner.found == [(n, Rpc(n, b"x" * n, b"1")) for n in range(1000)] + [(1000, Awake(1))]
 
 
 async def test_what_is_sent_in_one_turn_of_the_loop_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ async def test_a_slow_reader_congests_the_lane_until_it_reads_again() -> None:
     left, left_owner, right, right_owner = await _pair()
     right.pause_reading()
     for n in range(5):
-        left.send(1, Rpc(n, bytes(1024 * 1024)))
+        left.send(1, Rpc(n, bytes(1024 * 1024), b"1"))
     assert left.is_congested
     waiting = asyncio.ensure_future(left.drained())
     await asyncio.sleep(0)
@@ -107,7 +107,7 @@ async def test_nothing_hangs_and_nothing_is_raised_when_the_other_end_is_gone() 
     left, left_owner, right, _ = await _pair()
     right.pause_reading()
     for n in range(5):
-        left.send(1, Rpc(n, bytes(1024 * 1024)))
+        left.send(1, Rpc(n, bytes(1024 * 1024), b"1"))
     waiting = asyncio.ensure_future(left.drained())
     right.abort()
     await waiting

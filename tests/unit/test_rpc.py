@@ -103,3 +103,8 @@ def test_a_method_without_a_result_annotation_returns_nothing():
 def test_camel_case():
     assert camel_case("get_latest_leaf") == "getLatestLeaf"
     assert camel_case("search") == "search"
+
+
+def test_a_stream_is_never_run_again_by_the_next_owner():
+    with pytest.raises(ValueError, match="chunks"):
+        rpc(streaming=True, single=True)

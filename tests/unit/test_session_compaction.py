@@ -12,6 +12,7 @@ from actors.session import Session
 from actors.session.history import History
 from compaction import CompactContext, CompactResult
 from storage import AgentSessionProvider
+from storage.errors import Fenced
 
 Messages = list[dict[str, Any]]
 
@@ -376,3 +377,35 @@ async def test_a_provider_of_the_user_works_by_the_documented_methods_alone(tmp_
         assert (await session.get_recent_history(1))["truncated"] is False
         assert await session.get_history_row_stats() is None
         assert isinstance(History(Documented(AgentSessionProvider(owner))), History)
+
+
+async def test_a_manual_run_that_is_cancelled_leaves_clients_on_idle(tmp_path: Path) -> None:  # D10
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m2"))
+        session = Session.create(owner).on_compaction(summarizer)
+        await append(session, "m1", "m2")
+        summarizer.gate.clear()
+        run = asyncio.create_task(session.compact())
+        await summarizer.entered.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert owner.phases()[-2:] == ["compacting", "idle"]
+        assert not session.is_compacting
+
+
+async def test_a_write_that_is_stored_does_not_fail_by_what_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next owner would run it once more, over newer writes."""
+    async with opened(tmp_path) as owner:
+        session = automatic(owner, Summarizer(), threshold=1_000)
+        await append(session, "m1")
+
+        async def fenced(*_: Any) -> None:
+            raise Fenced()
+
+        monkeypatch.setattr(session._parts.compactor, "_tell", fenced)
+        await session.update_message(text("m1", "new"))
+        await session.append_message(text("m2"))
+        assert await ids(session) == ["m1", "m2"]
