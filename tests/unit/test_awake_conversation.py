@@ -486,7 +486,7 @@ async def test_after_an_outage_in_which_writes_were_given_up_the_conversation_be
         assert (await hall.answer("up")).code == "outcome_unknown"
         store.gate.set()
         await hall.until_lost()
-        command = Rpc(1, b'{"type":"rpc","id":"next","method":"increase","args":[]}')
+        command = Rpc(1, b'{"type":"rpc","id":"next","method":"increase","args":[]}', b'"next"')
         hall.conversation.submit(command)
         assert (await hall.until(Returned)).command == command
         await abandon_conversation(hall.conversation._opened)
