@@ -19,7 +19,7 @@ class Front(Protocol):
         """To these, which are connected; ``event.besides`` is not among them, nor who wants no protocol frames."""
 
     def lost(self, connection: ConnectionId, code: int, reason: str) -> None:
-        """Close this socket with that close code; nothing that it sent and that is unanswered will be answered."""
+        """Close this socket with that close code. Its calls are answered all the same, perhaps after this."""
 
 
 class GuardedFront:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from actors.cluster.control import WakeRefused
 from actors.cluster.front import Front
 from actors.cluster.outstanding import Sent
-from actors.cluster.rooms import Room
+from actors.cluster.rooms import Room, Socket
 from actors.conversation.events import (
     Command,
     Connect,
@@ -17,11 +17,11 @@ from actors.conversation.events import (
     SetState,
     StateRefused,
 )
-from actors.errors import Busy, CallFailed, Draining, NotMine
-from storage.errors import Fenced, OutcomeUnknown, StorageError, StoreUnavailable
+from actors.errors import CallFailed, Draining
+from actors.wire_errors import error_from
+from storage.errors import Damaged, OutcomeUnknown, StorageError
 
 _RESTART, _TRY_LATER, _BROKEN = 1012, 1013, 1011
-_RETRYABLE = {error.code: error for error in (Busy, Draining, NotMine, Fenced, StoreUnavailable)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,25 @@ class Refusal:
         """1012 and 1013 tell a client to come back; 1011 does too, but says that this side is broken."""
         if self.code == Draining.code:
             return _RESTART
-        return _TRY_LATER if self.code in _RETRYABLE else _BROKEN
+        return _TRY_LATER if self.error().is_retryable else _BROKEN
 
     def error(self) -> StorageError:
         """The same for a Python caller."""
-        if self.code == StoreUnavailable.code:
-            return StoreUnavailable("at wake")
-        kind = _RETRYABLE.get(self.code)
-        return kind() if kind is not None else CallFailed(self.sentence, self.code)
+        error = error_from(self.sentence)
+        return error if error.code == self.code else CallFailed(self.sentence, self.code)
 
 
 def refuse(front: Front, room: Room, command: Command, why: Refusal) -> None:
-    """Tells the client. What has no answer of its own, a `Connect` or a `Message`, is answered by closing its socket."""
+    """Tells the client. What has no answer of its own, a `Connect` or a `Message`, is answered by closing its socket.
+
+    But a socket that joins a damaged conversation stays open, and each of its calls gets the sentence. Clients come back
+    after every close but 1008 and 4000-4999 (PROTOCOL.md section 10), here in vain, at the cost of a process each time;
+    after those they stop for good, and their calls fail without the sentence, also when it has been restored.
+    """
     connection = command.connection
     match command:
+        case Connect() if isinstance(why.error(), Damaged):
+            room.sockets.setdefault(connection, Socket(command))  # joins when a later call can wake the conversation
         case Rpc():
             front.event(Failure(connection, command.call, why.sentence, why.code, was_executed=False))
         case SetState():
@@ -79,6 +84,8 @@ def refuse_all(front: Front, room: Room, why: Refusal) -> None:
     if room.actor is not None:
         room.put_back([command for command in commands if isinstance(command, Disconnect)])
         commands = [command for command in commands if not isinstance(command, Disconnect)]
+    # calls first: a socket that closes shows no answers
+    commands.sort(key=lambda command: not isinstance(command, Rpc | SetState))
     acquirers, room.acquirers = room.acquirers, []
     for command in commands:
         refuse(front, room, command, why)

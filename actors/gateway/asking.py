@@ -7,9 +7,22 @@ from typing import Protocol
 import orjson
 
 from actors.cluster.front import Front
-from actors.conversation.events import Command, Connect, ConnectionId, Disconnect, Event, Failure, Result, Rpc
-from actors.errors import Busy, CallFailed, UnknownMethod
+from actors.cluster.refusals import Refusal
+from actors.conversation.events import (
+    Close,
+    Command,
+    Connect,
+    ConnectionId,
+    Disconnect,
+    Event,
+    Failure,
+    Result,
+    Rpc,
+)
+from actors.errors import Busy, CallFailed, CallRefused
+from actors.gateway import protocol
 from storage.checkpoints.keys import ConversationKey
+from storage.errors import OutcomeUnknown
 
 
 class Conversations(Protocol):
@@ -37,34 +50,32 @@ class Asking:
         self._keeper.submit(key, Rpc(number, frame, call=b'""'))
         try:
             async with asyncio.timeout(seconds):
-                return _result(await answer, method)
+                return _result(await answer)
         finally:
             del self._waiting[number]
             self._keeper.submit(key, Disconnect(number))
 
     def event(self, event: Event, connection: ConnectionId) -> bool:
-        """Take an event for one of our connections; False: it is not ours."""
+        """Take an event for one of our connections; False: it is not ours.
+
+        When the keeper gives a connection up, the answer to its call says why.
+        """
         answer = self._waiting.get(connection)
         if answer is None:
             return False
-        if not answer.done() and (isinstance(event, Failure) or (isinstance(event, Result) and event.is_done)):
+        is_final = isinstance(event, Failure | Close) or (isinstance(event, Result) and event.is_done)
+        if is_final and not answer.done():
             answer.set_result(event)
         return True
 
-    def lost(self, connection: ConnectionId) -> bool:
-        """Our connection was refused; False: it is not ours."""
-        answer = self._waiting.get(connection)
-        if answer is None:
-            return False
-        if not answer.done():
-            answer.set_exception(Busy())
-        return True
 
-
-def _result(event: Event, method: str) -> bytes:
+def _result(event: Event) -> bytes:
     if isinstance(event, Result):
         return event.result or b"null"
-    assert isinstance(event, Failure)
-    if event.code == UnknownMethod.code:
-        raise UnknownMethod(method)
-    raise Busy() if not event.was_executed else CallFailed(event.error)
+    if isinstance(event, Failure):
+        raise Busy() if event.code == OutcomeUnknown.code else Refusal(event.code, event.error).error()
+    assert isinstance(event, Close)  # by the agent
+    if event.code in (protocol.RESTART, protocol.TRY_LATER):
+        raise Busy()
+    kind = CallFailed if event.code == protocol.INTERNAL_ERROR else CallRefused
+    raise kind(event.reason or "This connection was closed")

@@ -44,8 +44,6 @@ class Delivery:
         socket = self._sockets.get(number)
         if socket is not None:
             self._deliver(socket, event)
-        elif isinstance(event, Close):
-            self._asking.lost(number)
         else:
             self._asking.event(event, number)
 
@@ -110,5 +108,3 @@ class Delivery:
         socket = self._sockets.get(connection)
         if socket is not None:
             socket.close(code, reason)
-        else:
-            self._asking.lost(connection)

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
+from actors.errors import CallRefused
 from actors.gateway.origins import OriginRules
 from actors.gateway.routing import Refusal, Route, Target, is_page, without_token
 from storage.errors import StorageError
@@ -122,7 +123,8 @@ class Pages:
         except TimeoutError:
             return UNAVAILABLE
         except StorageError as exc:
-            return Answer(503 if exc.is_retryable else 404, str(exc).encode())
+            status = 503 if exc.is_retryable else 404 if isinstance(exc, CallRefused) else 500
+            return Answer(status, str(exc).encode())
 
     def response(self, answer: Answer, request: Request) -> Response:
         headers = Headers()

@@ -7,10 +7,12 @@ from gateway_clients import answer, call, get, http, joined
 from gateway_fakes import AGENTS, FakeKeeper, running_gateway
 
 from actors.cluster.errors import CannotStart
-from actors.conversation.events import Connect, Disconnect, Failure, Rpc
+from actors.conversation.events import Close, Connect, Disconnect, Failure, Rpc
+from actors.errors import Busy, CallFailed, UnknownMethod
 from actors.gateway.server import Gateway
 from actors.gateway.socket import Timing
 from actors.settings import Settings
+from storage.errors import CorruptRecord, OutcomeUnknown, StoreUnavailable
 
 
 def status(response: str) -> int:
@@ -67,15 +69,43 @@ async def test_messages_that_take_too_long_are_not_available():
 
 
 @pytest.mark.parametrize(
-    ("code", "was_executed", "expected"),
-    [("unknown_method", False, 404), ("busy", False, 503), ("call_failed", True, 404)],
+    ("error", "expected"),
+    [
+        (UnknownMethod("getMessages"), 404),
+        (Busy(), 503),
+        (StoreUnavailable("it is away"), 503),
+        (CallFailed("no such parcel"), 500),
+        (CallFailed(str(Busy())), 500),
+        (CorruptRecord("log/3", "its hash is wrong"), 500),
+    ],
 )
-async def test_messages_that_cannot_be_read_say_why(code, was_executed, expected):
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_messages_that_cannot_be_read_say_why(error, expected, is_lost):
+    async with running_gateway() as (gateway, keeper, url):
+
+        def refuse(command):
+            if isinstance(command, Connect) and is_lost:
+                gateway.lost(command.connection, 1011, error.code)
+            if isinstance(command, Rpc):
+                return Failure(command.connection, b'""', str(error), error.code, was_executed=not is_lost)
+            return None
+
+        keeper.refuse = refuse
+        response = await get(url, "/agents/conversation/alice/get-messages")
+        assert (status(response), body(response)) == (expected, str(error))
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1013, 503), (1011, 500), (4001, 404), (1008, 404)])
+async def test_an_agent_that_closes_the_connection_is_no_busy_server(code, expected):
     async with running_gateway() as (_, keeper, url):
-        keeper.refuse = lambda command: (
-            Failure(command.connection, b'""', "no", code, was_executed) if isinstance(command, Rpc) else None
-        )
+        keeper.refuse = lambda command: Close(command.connection, code, "go away")
         assert status(await get(url, "/agents/conversation/alice/get-messages")) == expected
+
+
+async def test_messages_of_a_process_that_died_may_be_asked_for_again():
+    async with running_gateway() as (_, keeper, url):
+        keeper.refuse = lambda command: Failure(command.connection, b'""', "?", OutcomeUnknown.code, was_executed=True)
+        assert status(await get(url, "/agents/conversation/alice/get-messages")) == 503
 
 
 @pytest.mark.parametrize(

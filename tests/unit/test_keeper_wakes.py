@@ -7,10 +7,10 @@ from keeper_world import World
 
 from actors.cluster.control import Awake, Wake, WakeRefused
 from actors.cluster.rooms import RoomState
-from actors.conversation.events import Connect, Connected, Disconnect, Rpc, StateRefused
+from actors.conversation.events import Connect, Connected, Disconnect, Failure, Rpc, StateRefused
 from actors.errors import Busy
 from storage.checkpoints.keys import ConversationKey
-from storage.errors import StoreUnavailable
+from storage.errors import CorruptRecord, StoreUnavailable
 
 
 async def test_a_hundred_first_touches_are_one_wake() -> None:
@@ -176,7 +176,7 @@ async def test_a_waiter_whose_actor_died_is_served_before_later_ones() -> None:
 
 async def test_a_refused_wake_refuses_what_waits_and_the_actor_is_a_spare_again() -> None:
     world = World()
-    world.refusals["a"] = WakeRefused("store_unavailable", "The store is away.", True)
+    world.refusals["a"] = WakeRefused("store_unavailable", str(StoreUnavailable("it is away")), True)
     world.connect("a", 1)
     world.call(1, "x")
     asking = asyncio.ensure_future(world.keeper.acquire(ConversationKey("chat", "a")))
@@ -192,12 +192,56 @@ async def test_a_refused_wake_refuses_what_waits_and_the_actor_is_a_spare_again(
     assert world.connecteds(2) == 1
 
 
-async def test_a_damaged_conversation_closes_its_sockets_as_an_error_of_ours() -> None:
+async def test_a_damaged_conversation_keeps_its_sockets_and_says_so_to_each_call() -> None:
+    """A socket that was closed would come back at once, for ever, and each time would cost a process."""
     world = World()
-    world.refusals["a"] = WakeRefused("corrupt_record", "Slot 7 is damaged.", False)
+    damage = CorruptRecord("log/7", "its hash is wrong")
+    world.refusals["a"] = WakeRefused(damage.code, str(damage), False)
     world.connect("a", 1)
+    world.call(1, "x")
+    asking = asyncio.ensure_future(world.keeper.acquire(ConversationKey("chat", "a")))
     await world.settle()
-    assert world.losses == [(1, 1011, "corrupt_record")]
+    world.call(1, "y")
+    world.connect("a", 2)
+    await world.settle()
+    assert world.losses == []
+    assert world.answers(1) == [("x", "corrupt_record"), ("y", "corrupt_record")]
+    assert {event.error for event in world.events if isinstance(event, Failure)} == {str(damage)}
+    with pytest.raises(CorruptRecord, match=r"log/7 is damaged \(its hash is wrong\)"):
+        await asking
+    world.leave(2)
+    del world.refusals["a"]  # an operator has restored it
+    world.call(1, "z")
+    await world.settle()
+    assert world.answers(1)[2:] == [("z", "ok")]
+    assert (world.connecteds(1), world.connecteds(2)) == (1, 0)
+
+
+async def test_a_damaged_conversation_is_forgotten_with_its_last_socket() -> None:
+    world = World()
+    damage = CorruptRecord("log/7", "its hash is wrong")
+    world.refusals["a"] = WakeRefused(damage.code, str(damage), False)
+    for connection in (1, 2):
+        world.connect("a", connection)
+        world.call(connection, "x")
+        if connection == 2:
+            world.leave(2)  # before it could be woken
+    await world.settle()
+    world.leave(1)
+    await world.settle()
+    assert len(world.keeper._rooms) == 0
+
+
+async def test_a_wake_that_an_agent_fails_answers_the_calls_before_it_closes_the_sockets() -> None:
+    world = World()
+    order: list[str] = []
+    world.refusals["a"] = WakeRefused("error", str(Busy()), False)
+    world.connect("a", 1)
+    world.call(1, "x")
+    world.event = lambda event: order.append(event.error)  # type: ignore[method-assign,attr-defined,assignment]
+    world.lost = lambda connection, code, reason: order.append(f"{code} {reason}")  # type: ignore[method-assign]
+    await world.settle()
+    assert order == [str(Busy()), "1011 error"]
 
 
 async def test_starts_that_fail_are_tried_again_with_growing_pauses() -> None:
