@@ -1,7 +1,7 @@
 """Typed errors from the texts of failure frames.
 
-The wire has no error code (PROTOCOL.md section 5), but every typed error's text begins with its class's sentence. So the
-sentences are read backwards here; what matches none is a `CallFailed`.
+The wire has no error code (PROTOCOL.md section 5), but every typed error's text is its class's sentence, with facts. So the
+sentences are read backwards here; what is none, whole and with nothing before or behind, is a `CallFailed`.
 """
 
 import ast
@@ -21,7 +21,7 @@ _LEAST_WORDS = 10  # characters that a sentence must have besides its facts
 def error_from(text: str) -> StorageError:
     """The error whose ``str()`` is ``text``."""
     for pattern, kinds, error in _patterns():
-        found = pattern.match(text)
+        found = pattern.fullmatch(text)
         if found is not None:
             return error(*(_fact(fact, is_repr) for fact, is_repr in zip(found.groups(), kinds, strict=True)))
     return actors.errors.CallFailed(text)

@@ -284,5 +284,23 @@ def test_any_other_text_is_an_error_of_the_agent(text):
     assert str(error) == text
 
 
+@pytest.mark.parametrize("error", [Busy(), StoreUnavailable("away"), UnknownMethod("nope"), LimitExceeded("A", 8)])
+@pytest.mark.parametrize("text", ["{0} The money was sent.", "{0}\n", "The money was sent. {0}", "RuntimeError: {0}"])
+def test_a_text_that_only_holds_a_sentence_of_ours_is_an_error_of_the_agent(error, text):
+    text = text.format(error)
+    found = error_from(text)
+    assert not found.is_retryable
+    assert str(found) == text
+
+
+async def test_a_call_that_failed_with_more_than_a_busy_sentence_is_not_sent_again():
+    wire = Wire()
+    waiting = await wire.make("spend")
+    await wire.sent()
+    wire.failure("1", f"{Busy()} The money was sent.")
+    with pytest.raises(CallFailed, match="The money was sent"):
+        await waiting
+
+
 def test_the_client_has_every_method_that_agents_offer():
     assert not [m.attribute for m in rpc_methods(SessionMethods).values() if not hasattr(SessionCalls, m.attribute)]
