@@ -132,12 +132,12 @@ def _to_failure(flags: int, number: int, head: bytes, body: bytes) -> Failure:
 
 
 def _push(m: Push) -> Fields:
-    flags = (1 if m.is_protocol else 0) | (2 if m.besides is not None else 0)
+    flags = (1 if m.is_protocol else 0) | (2 if m.besides is not None else 0) | (4 if m.is_status else 0)
     return flags, m.besides or 0, _encode(m.phase), m.frame
 
 
 def _to_push(flags: int, number: int, head: bytes, body: bytes) -> Push:
-    return Push(body, bool(flags & 1), number if flags & 2 else None, _decode(head))
+    return Push(body, bool(flags & 1), number if flags & 2 else None, _decode(head), bool(flags & 4))
 
 
 def _to_close(flags: int, number: int, head: bytes, body: bytes) -> Close:

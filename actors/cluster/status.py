@@ -17,7 +17,7 @@ MAX_REMEMBERED = 10_000
 class Status:
     key: ConversationKey
     is_awake: bool
-    frame: bytes | None  # the last `cf_agent_session` frame; None = none was seen on this node
+    frame: bytes | None  # the last that told of token usage; None = none was seen on this node
 
 
 class StatusSubscription:
@@ -83,8 +83,7 @@ class StatusBoard:
                 del self._subscriptions[subscription.key]
 
     def pushed(self, key: ConversationKey, push: Push) -> None:
-        """A frame with a phase is a status frame."""
-        if push.phase:
+        if push.is_status:
             self._change(replace(self._status(key), frame=push.frame))
 
     def awake(self, key: ConversationKey, is_awake: bool) -> None:

@@ -63,6 +63,7 @@ from storage.errors import Closed, Fenced, InvalidArgument, StorageError
 logger = logging.getLogger("perdure.conversation")
 
 STATE_KEY = "agent_state"
+_STATUS_FRAMES = ("cf_agent_session", "cf_agent_session_error")
 
 
 class AwakeConversation:
@@ -414,7 +415,8 @@ class AwakeConversation:
             if "compacted" not in frame:
                 phase = str(frame.get("phase", ""))
             frame = {**frame, "seq": self._sequence, "epoch": self.epoch}
-        self._emit(Push(encode(frame), is_protocol=False, besides=None, phase=phase))
+        is_status = frame.get("type") in _STATUS_FRAMES
+        self._emit(Push(encode(frame), is_protocol=False, besides=None, phase=phase, is_status=is_status))
 
     def send(self, connection: ConnectionId, payload: bytes, *, is_text: bool) -> None:
         self._emit(Direct(connection, payload, is_text))

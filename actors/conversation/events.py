@@ -105,13 +105,15 @@ class Push:
     """A frame for every connection of the conversation but ``besides``.
 
     ``is_protocol``: not for connections that asked for no protocol frames. ``phase``: of a session frame that may be
-    replaced by a newer one of the same phase ("idle", "compacting"); "" = never dropped.
+    replaced by a newer one of the same phase ("idle", "compacting"); "" = never dropped. ``is_status``: it tells of the
+    token usage.
     """
 
     frame: bytes
     is_protocol: bool
     besides: ConnectionId | None
     phase: str
+    is_status: bool = False
 
 
 @dataclass(frozen=True, slots=True)

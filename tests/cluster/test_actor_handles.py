@@ -88,3 +88,17 @@ async def test_status_tells_the_token_usage_and_wakes_nobody(node: Node) -> None
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(unborn.status()), 0.5)
     assert (await statistics(node))["wakes"] == wakes
+
+
+async def test_status_tells_what_a_compaction_saved_and_takes_no_state_for_a_status(node: Node) -> None:
+    chat = await actors.connect("probe", "gil")
+    for number in range(6):
+        await chat.append_message(message(f"m{number}", "one two three " * 50))
+    await chat.compact()
+    await chat.call("increase")
+    statuses = chat.status()
+    status = await asyncio.wait_for(anext(statuses), 20)
+    assert status.phase == "idle"
+    assert status.tokens_before is not None
+    assert 0 < status.token_estimate < status.tokens_before
+    await statuses.aclose()

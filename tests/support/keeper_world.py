@@ -186,7 +186,7 @@ class FakeActor:
             return
         self.world.executed[self.key.name].append((body.connection, request["id"]))
         if request["method"] == "push":
-            self.say(Push(body.frame, is_protocol=False, besides=body.connection, phase="idle"))
+            self.say(Push(body.frame, False, body.connection, "idle", is_status=True))
         self.say(Result(body.connection, json.dumps(request["id"]).encode(), b"1", is_done=True))
 
     def finish(self) -> None:

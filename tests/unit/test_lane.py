@@ -61,6 +61,7 @@ ALL: list[Body] = [
     StateRefused(9, "Connection is readonly"),
     Push(b"{}", True, None, "idle"),
     Push(b"{}", False, 0, ""),
+    Push(b"{}", False, None, "", is_status=True),
     Direct(1, b"hi", True),
     Close(1, 4000, "because"),
     Saved(1, b"{}"),
