@@ -1,5 +1,6 @@
 """What a `Database` calls to make a conversation's commits survive: the WAL tail in front of the slot log."""
 
+import contextlib
 import logging
 import os
 import secrets
@@ -372,6 +373,8 @@ class Replica:
                 self._file.drop()
         except OSError as exc:
             log.warning("the local file of %s: %s", self.key.digest, exc)
+            with contextlib.suppress(OSError):
+                self._file.drop()
 
 
 def _identity(facts: os.stat_result) -> tuple[int, int]:

@@ -1,12 +1,14 @@
 """A conversation between the store and its local file: lazy claim, warm and cold wakes, reading, hints, the end."""
 
 import asyncio
+import errno
 import os
 import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -537,3 +539,21 @@ async def test_log_files_of_somebody_who_did_not_end_are_never_taken_over(tmp_pa
     assert await other.database.read(values) == ["x"]
     await close_conversation(other)
     await abandon_conversation(opened)
+
+
+async def test_a_file_that_cannot_be_kept_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = MemoryStore()
+    opened = await wake(store, tmp_path)
+    await opened.database.write(insert("x"))
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.checkpoints.warm.orjson", SimpleNamespace(dumps=full))
+        assert await close_conversation(opened) is None
+    assert not folder(tmp_path).exists()
+    opened = await wake(store, tmp_path)
+    assert await opened.database.read(values) == ["x"]
+    await close_conversation(opened)
