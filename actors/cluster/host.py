@@ -22,6 +22,8 @@ from storage.errors import Damaged, Fenced, StorageError
 logger = logging.getLogger("perdure.actor")
 
 RETIRE_SECONDS = 1.0
+SETTLE_SECONDS = 0.2
+"""So long what runs in a lost conversation may take to say that it was not executed."""
 
 
 class Held(Protocol):
@@ -33,6 +35,7 @@ class Held(Protocol):
     def is_busy(self) -> bool: ...
     def submit(self, command: Command) -> None: ...
     async def call(self, name: str, arguments: list[Any]) -> bytes | None: ...
+    async def settle_calls(self, seconds: float) -> None: ...
     async def hibernate(self, grace_seconds: float) -> None: ...
 
 
@@ -57,6 +60,7 @@ class _Stay:
     tenancy: Tenancy = field(default_factory=Tenancy)
     conversation: Held | None = None
     is_leaving: bool = False
+    is_lost: bool = False
 
 
 class ConversationHost:
@@ -207,7 +211,9 @@ class ConversationHost:
         assert stay.conversation is not None
         try:
             await stay.tenancy.spawn(stay.conversation.hibernate(order.grace_seconds))
-        except Fenced as exc:
+        except StorageError as exc:
+            if not isinstance(exc, Fenced) and not stay.is_lost:
+                raise
             self._lost(lane, stay, exc)
             return
         # Any other error ends the process: the keeper sees the end of file, and the next wake claims without a CLOSE.
@@ -228,14 +234,21 @@ class ConversationHost:
         return not left
 
     def _lost(self, lane: LaneConnection, stay: _Stay, error: BaseException) -> None:
-        if self._stays.get(stay.key) is not stay:
+        """Nothing can be stored any more. Called before those who wait for the database hear it."""
+        if self._stays.get(stay.key) is not stay or stay.is_lost:
             return
-        if not isinstance(error, Fenced):
+        if not isinstance(error, StorageError):
             self._fail(error)
             return
-        logger.warning("fenced: %s (lease %d)", stay.key.digest[:12], stay.lease)
-        stay.is_leaving = True
-        lane.send(stay.lease, Lost(str(error)))
+        logger.warning("lost: %s (lease %d, %s)", stay.key.digest[:12], stay.lease, type(error).__name__)
+        stay.is_leaving = stay.is_lost = True
+        self._begin(self._take_leave(lane, stay, str(error)))
+
+    async def _take_leave(self, lane: LaneConnection, stay: _Stay, reason: str) -> None:
+        """What was not executed comes back before `Lost`, behind which nothing is heard."""
+        if stay.conversation is not None:
+            await stay.conversation.settle_calls(SETTLE_SECONDS)
+        lane.send(stay.lease, Lost(reason))
         lane.close()  # sends what is unsent, then `ended` ends this process
 
 

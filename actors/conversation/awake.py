@@ -433,6 +433,12 @@ class AwakeConversation:
 
     # ---- the end --------------------------------------------------------------------------------------------
 
+    async def settle_calls(self, seconds: float) -> None:
+        """Returns when all calls that run have ended, hence have told how; or after ``seconds``."""
+        running = {*self._calls, *self._joining.values()}
+        if running:
+            await asyncio.wait(running, timeout=seconds)
+
     async def hibernate(self, grace_seconds: float | None = None) -> None:
         """Finish what runs (at most ``grace_seconds``, then its outcome is unknown), write CLOSE, let go of everything.
 

@@ -218,7 +218,7 @@ class FakeActor:
         self.running.clear()
 
     def fence(self, returned: list[Command]) -> None:
-        """Another writer has taken over: these were not executed."""
+        """Another writer has taken over: these were not executed. The host says `Lost` when they have come back."""
         for command in returned:
             self.say(Returned(command))
         self.say(Lost("taken over"))

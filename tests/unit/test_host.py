@@ -1,6 +1,7 @@
 """The actor's end of the lane, with a conversation that does what the test says and a keeper that is the test."""
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from actors.cluster.lane import Body
 from actors.conversation.events import Command, Event, Push, Returned, Rpc
 from actors.errors import NotMine
 from storage.checkpoints.keys import ConversationKey
-from storage.errors import Fenced, StoreUnavailable
+from storage.errors import Closed, Fenced, StoreUnavailable
 
 ALICE = ConversationKey("conversation", "alice")
 
@@ -40,6 +41,7 @@ class FakeConversation:
         self.hibernating = asyncio.Event()
         self.may_hibernate = asyncio.Event()
         self.may_hibernate.set()
+        self.settled = asyncio.Event()
         self.error: Exception | None = None
 
     def submit(self, command: Command) -> None:
@@ -51,6 +53,10 @@ class FakeConversation:
         if name == "fail":
             raise KeyError("of the agent")
         return f"{name} {arguments}".encode()
+
+    async def settle_calls(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.settled.wait(), seconds)
 
     async def hibernate(self, grace_seconds: float) -> None:
         self.hibernating.set()
@@ -260,8 +266,11 @@ async def test_a_wake_that_was_fenced_or_broke_retires_the_actor(world: World, e
 
 async def test_a_fenced_conversation_is_told_as_lost_behind_what_it_gave_back(world: World) -> None:
     conversation = await world.wake()
+    conversation.on_lost(Fenced())  # those who wait for the database hear it afterwards
+    world.keeper.send(1, rpc("later"))
+    assert await world.keeper.next() == (1, Returned(rpc("later")))
     conversation.emit(Returned(rpc("x")))
-    conversation.on_lost(Fenced())
+    conversation.settled.set()
     assert await world.keeper.next() == (1, Returned(rpc("x")))
     assert await world.keeper.next() == (1, Lost(str(Fenced())))
     assert await world.keeper.next() is None
@@ -271,6 +280,14 @@ async def test_a_fenced_conversation_is_told_as_lost_behind_what_it_gave_back(wo
 async def test_a_fence_found_while_hibernating_is_told_as_lost(world: World) -> None:
     (await world.wake()).error = Fenced()
     assert await world.sleep() == (1, Lost(str(Fenced())))
+
+
+async def test_a_lost_conversation_in_which_a_call_goes_on_is_told_all_the_same(world: World) -> None:
+    conversation = await world.wake()
+    conversation.on_lost(Closed())
+    conversation.on_lost(Closed())
+    assert await world.keeper.next() == (1, Lost(str(Closed())))
+    assert await world.keeper.next() is None
 
 
 async def test_a_failure_of_the_machinery_ends_the_process(world: World) -> None:
