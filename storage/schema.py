@@ -115,9 +115,6 @@ def migrate(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {NEWEST}")
 
 
-ensure = migrate
-
-
 def version(connection: sqlite3.Connection) -> int:
     """The version of the tables; 0 if the file is empty. Raises ForeignDatabase as `migrate` does."""
     (current,) = connection.execute("PRAGMA user_version").fetchone()

@@ -27,8 +27,8 @@ class LaneOwner(Protocol):
 class LaneConnection(asyncio.Protocol):
     """All that is sent within one turn of the event loop leaves in one write.
 
-    ``send`` never waits and never fails: after the end nothing leaves. Its caller looks at `is_congested`, or awaits
-    `drained()`, when it has much to send. What the owner raises ends the lane.
+    ``send`` never waits and never fails: after the end nothing leaves. Its caller looks at `is_congested` when it has much
+    to send. What the owner raises ends the lane.
     """
 
     def __init__(self, owner: LaneOwner) -> None:
@@ -40,7 +40,6 @@ class LaneConnection(asyncio.Protocol):
         self._is_paused = False
         self._is_ended = False
         self._error: Exception | None = None
-        self._waiters: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -61,22 +60,6 @@ class LaneConnection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._unsent.append(message)
         self._unsent_bytes += len(message)
-
-    async def drained(self) -> None:
-        """Returns when the other end takes messages again, or when the lane has ended."""
-        while self.is_congested and not self._is_ended:
-            waiter = self._loop.create_future()
-            self._waiters.append(waiter)
-            await waiter
-
-    def pause_reading(self) -> None:
-        """Take nothing more from the other end for now; its `is_congested` becomes true in time."""
-        if self._transport is not None and not self._is_ended:
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._transport is not None and not self._is_ended:
-            self._transport.resume_reading()
 
     def close(self) -> None:
         """Sends what was put in before, then ends; the owner hears of the end."""
@@ -100,14 +83,6 @@ class LaneConnection(asyncio.Protocol):
             return
         messages, self._unsent, self._unsent_bytes = self._unsent, [], 0
         self._transport.write(encode_batches(messages))
-        if not self._is_paused:
-            self._wake_waiters()
-
-    def _wake_waiters(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     # ---- asyncio.Protocol
 
@@ -131,11 +106,9 @@ class LaneConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._wake_waiters()
         self._owner.resumed(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_ended = True
         self._unsent.clear()
-        self._wake_waiters()
         self._owner.ended(self, self._error or exc)

@@ -52,10 +52,10 @@ class Waker(Protocol):
 
 
 @dataclass(slots=True)
-class _Stay:
-    """One lease. ``conversation`` is None until it is awake."""
+class _Lease:
+    """What was woken under this number. ``conversation`` is None until it is awake."""
 
-    lease: int
+    number: int
     key: ConversationKey
     tenancy: Tenancy = field(default_factory=Tenancy)
     conversation: Held | None = None
@@ -69,7 +69,7 @@ class ConversationHost:
     def __init__(self, wake: Waker, end: Callable[[int], None]) -> None:
         self._wake = wake
         self._end = end
-        self._stays: dict[ConversationKey, _Stay] = {}  # at most one, until a mode that holds several
+        self._leases: dict[ConversationKey, _Lease] = {}  # at most one, until a mode that holds several
         self._work: set[asyncio.Task[None]] = set()
         self._lane: LaneConnection | None = None
         self._has_callers = False  # Python handles know this process
@@ -86,15 +86,15 @@ class ConversationHost:
     async def call(self, key: ConversationKey, lease: int, method: str, arguments: list[Any]) -> bytes | None:
         """A call of a Python handle. `NotMine` (certainly not executed) unless this very lease is held and stays."""
         self._has_callers = True
-        stay = self._stays.get(key)
-        if stay is None or stay.lease != lease or stay.conversation is None or stay.is_leaving:
+        held = self._leases.get(key)
+        if held is None or held.number != lease or held.conversation is None or held.is_leaving:
             raise NotMine()
-        return await stay.tenancy.spawn(stay.conversation.call(method, arguments))
+        return await held.tenancy.spawn(held.conversation.call(method, arguments))
 
     def holds(self, key: ConversationKey, lease: int) -> bool:
         """Whether a `call` now would be served."""
-        stay = self._stays.get(key)
-        return stay is not None and stay.lease == lease and stay.conversation is not None and not stay.is_leaving
+        held = self._leases.get(key)
+        return held is not None and held.number == lease and held.conversation is not None and not held.is_leaving
 
     # ---- the lane (LaneOwner)
 
@@ -121,8 +121,8 @@ class ConversationHost:
 
     # ---- what comes in
 
-    def _stay(self, lease: int) -> _Stay | None:
-        return next((stay for stay in self._stays.values() if stay.lease == lease), None)
+    def _find(self, number: int) -> _Lease | None:
+        return next((lease for lease in self._leases.values() if lease.number == number), None)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -139,43 +139,43 @@ class ConversationHost:
         logger.critical("The actor ends itself", exc_info=error)
         self._end(1)
 
-    def _command(self, lane: LaneConnection, lease: int, body: Any) -> None:
-        stay = self._stay(lease)
-        if stay is None or stay.conversation is None or stay.is_leaving:
-            lane.send(lease, Returned(body))
+    def _command(self, lane: LaneConnection, number: int, body: Any) -> None:
+        lease = self._find(number)
+        if lease is None or lease.conversation is None or lease.is_leaving:
+            lane.send(number, Returned(body))
             return
         try:
-            stay.tenancy.run(stay.conversation.submit, body)
+            lease.tenancy.run(lease.conversation.submit, body)
         except Exception as exc:
             self._fail(exc)
 
-    def _emit(self, lane: LaneConnection, stay: _Stay, event: Event) -> None:
-        if self._stays.get(stay.key) is not stay:
+    def _emit(self, lane: LaneConnection, lease: _Lease, event: Event) -> None:
+        if self._leases.get(lease.key) is not lease:
             return  # a late word of a conversation that has left
         try:
-            lane.send(stay.lease, event)
+            lane.send(lease.number, event)
         except LaneError:
             logger.error("An event was too long to be sent: %s", type(event).__name__)
             if isinstance(event, Result):
                 lane.send(
-                    stay.lease,
+                    lease.number,
                     Failure(event.connection, event.call, "The result is too long to be sent.", "limit_exceeded", True),
                 )
 
     # ---- waking
 
-    async def _do_wake(self, lane: LaneConnection, lease: int, key: ConversationKey) -> None:
-        if self._stays:
+    async def _do_wake(self, lane: LaneConnection, number: int, key: ConversationKey) -> None:
+        if self._leases:
             raise RuntimeError("woken while holding a conversation")
-        stay = _Stay(lease, key)
-        self._stays[key] = stay
-        waking = stay.tenancy.spawn(self._open(lane, stay))
+        lease = _Lease(number, key)
+        self._leases[key] = lease
+        waking = lease.tenancy.spawn(self._open(lane, lease))
         await asyncio.wait([waking])
         error = waking.exception()
         if error is None:
-            stay.conversation = waking.result()
-            logger.info("awake: %s (lease %d, epoch %d)", key.digest[:12], lease, stay.conversation.epoch)
-            lane.send(lease, Awake(stay.conversation.epoch))
+            lease.conversation = waking.result()
+            logger.info("awake: %s (lease %d, epoch %d)", key.digest[:12], number, lease.conversation.epoch)
+            lane.send(number, Awake(lease.conversation.epoch))
             return
         logger.warning("not woken: %s (%s)", key.digest[:12], type(error).__name__, exc_info=_unless_typed(error))
         is_ordinary = isinstance(error, StorageError) and not isinstance(error, Fenced | Damaged)
@@ -183,72 +183,72 @@ class ConversationHost:
         code = getattr(error, "code", "error")
         sentence = str(error) or type(error).__name__
         error.__traceback__ = None  # its frames hold what the wake had made
-        is_spare_ok = await self._drop(stay) and is_ordinary
-        lane.send(lease, WakeRefused(code, sentence, is_spare_ok))
+        is_spare_ok = await self._drop(lease) and is_ordinary
+        lane.send(number, WakeRefused(code, sentence, is_spare_ok))
         if not is_spare_ok:
             lane.close()
 
-    def _open(self, lane: LaneConnection, stay: _Stay) -> Coroutine[Any, Any, Held]:
+    def _open(self, lane: LaneConnection, lease: _Lease) -> Coroutine[Any, Any, Held]:
         return self._wake(
-            stay.key,
-            emit=lambda event: self._emit(lane, stay, event),
-            on_lost=lambda error: self._lost(lane, stay, error),
+            lease.key,
+            emit=lambda event: self._emit(lane, lease, event),
+            on_lost=lambda error: self._lost(lane, lease, error),
         )
 
     # ---- sleeping
 
-    def _sleep(self, lane: LaneConnection, lease: int, order: Sleep) -> None:
-        stay = self._stay(lease)
-        if stay is None or stay.conversation is None or stay.is_leaving:
+    def _sleep(self, lane: LaneConnection, number: int, order: Sleep) -> None:
+        lease = self._find(number)
+        if lease is None or lease.conversation is None or lease.is_leaving:
             return  # the answer to what came before is on its way
-        if order.may_stay and stay.conversation.is_busy:
-            lane.send(lease, Stay())
+        if order.may_stay and lease.conversation.is_busy:
+            lane.send(number, Stay())
             return
-        stay.is_leaving = True  # from here on commands are returned
-        self._begin(self._hibernate(lane, stay, order))
+        lease.is_leaving = True  # from here on commands are returned
+        self._begin(self._hibernate(lane, lease, order))
 
-    async def _hibernate(self, lane: LaneConnection, stay: _Stay, order: Sleep) -> None:
-        assert stay.conversation is not None
+    async def _hibernate(self, lane: LaneConnection, lease: _Lease, order: Sleep) -> None:
+        assert lease.conversation is not None
         try:
-            await stay.tenancy.spawn(stay.conversation.hibernate(order.grace_seconds))
+            await lease.tenancy.spawn(lease.conversation.hibernate(order.grace_seconds))
         except StorageError as exc:
-            if not isinstance(exc, Fenced) and not stay.is_lost:
+            if not isinstance(exc, Fenced) and not lease.is_lost:
                 raise
-            self._lost(lane, stay, exc)
+            self._lost(lane, lease, exc)
             return
         # Any other error ends the process: the keeper sees the end of file, and the next wake claims without a CLOSE.
-        is_spare_ok = await self._drop(stay) and not order.is_last
-        logger.info("asleep: %s (lease %d)", stay.key.digest[:12], stay.lease)
-        lane.send(stay.lease, Asleep(is_spare_ok))
+        is_spare_ok = await self._drop(lease) and not order.is_last
+        logger.info("asleep: %s (lease %d)", lease.key.digest[:12], lease.number)
+        lane.send(lease.number, Asleep(is_spare_ok))
         if not is_spare_ok:
             self._is_retired = True
             lane.close()  # its end ends this process
 
-    async def _drop(self, stay: _Stay) -> bool:
+    async def _drop(self, lease: _Lease) -> bool:
         """Let go of everything; whether nothing was left behind."""
-        del self._stays[stay.key]
-        stay.conversation = None
-        left = await stay.tenancy.leave()
+        del self._leases[lease.key]
+        lease.conversation = None
+        left = await lease.tenancy.leave()
         if left:
-            logger.warning("left behind by %s: %s", stay.key.digest[:12], ", ".join(left[:10]))
+            logger.warning("left behind by %s: %s", lease.key.digest[:12], ", ".join(left[:10]))
         return not left
 
-    def _lost(self, lane: LaneConnection, stay: _Stay, error: BaseException) -> None:
+    def _lost(self, lane: LaneConnection, lease: _Lease, error: BaseException) -> None:
         """Nothing can be stored any more. Called before those who wait for the database hear it."""
-        if self._stays.get(stay.key) is not stay or stay.is_lost:
+        if self._leases.get(lease.key) is not lease or lease.is_lost:
             return
         if not isinstance(error, StorageError):
             self._fail(error)
             return
-        logger.warning("lost: %s (lease %d, %s)", stay.key.digest[:12], stay.lease, type(error).__name__)
-        stay.is_leaving = stay.is_lost = True
-        self._begin(self._take_leave(lane, stay, str(error)))
+        logger.warning("lost: %s (lease %d, %s)", lease.key.digest[:12], lease.number, type(error).__name__)
+        lease.is_leaving = lease.is_lost = True
+        self._begin(self._take_leave(lane, lease, str(error)))
 
-    async def _take_leave(self, lane: LaneConnection, stay: _Stay, reason: str) -> None:
+    async def _take_leave(self, lane: LaneConnection, lease: _Lease, reason: str) -> None:
         """What was not executed comes back before `Lost`, behind which nothing is heard."""
-        if stay.conversation is not None:
-            await stay.conversation.settle_calls(SETTLE_SECONDS)
-        lane.send(stay.lease, Lost(reason))
+        if lease.conversation is not None:
+            await lease.conversation.settle_calls(SETTLE_SECONDS)
+        lane.send(lease.number, Lost(reason))
         lane.close()  # sends what is unsent, then `ended` ends this process
 
 

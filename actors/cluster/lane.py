@@ -249,11 +249,6 @@ class LaneDecoder:
         self._buffer = bytearray()
         self._max_batch_bytes = max_batch_bytes
 
-    @property
-    def is_between_batches(self) -> bool:
-        """An end of file here cuts nothing off."""
-        return not self._buffer
-
     def feed(self, data: bytes) -> list[tuple[int, Body]]:
         self._buffer += data
         messages: list[tuple[int, Body]] = []
