@@ -75,6 +75,7 @@ class Settings(BaseSettings):
     max_conversation_bytes: int = Field(1024**3, ge=1)
     max_messages: int = Field(1_000_000, ge=1)
     max_blocks: int = Field(256, ge=1)
+    max_warm_bytes: int = Field(2 * 1024**3, ge=0)  # local files of sleeping conversations, per node
 
     @field_validator("agents", "allow_origin", mode="before")
     @classmethod

@@ -32,6 +32,7 @@ class StorageOptions:
     max_message_bytes: int = 8 * 1024 * 1024
     max_messages: int = 1_000_000
     max_blocks: int = 256
+    max_warm_bytes: int = 2 * 1024**3
 
     @classmethod
     def of(cls, settings: Any) -> "StorageOptions":

@@ -23,7 +23,7 @@ from actors.cluster.parent_death import end_with_parent
 from actors.cluster.ports import wait_for_port
 from actors.cluster.ray_source import RayActorSource
 from actors.errors import UnknownAgent
-from storage.checkpoints import CheckpointStore, open_store, probe, store_id
+from storage.checkpoints import CheckpointStore, StorageOptions, open_store, probe, store_id, sweep_warm
 from storage.checkpoints.keys import ConversationKey
 from storage.errors import StorageError
 
@@ -32,6 +32,7 @@ logger = logging.getLogger("perdure.node")
 WAIT_SECONDS = 10.0
 """How long a start waits for a lock or a port whose holder may be going away."""
 _POLL_SECONDS = 20.0
+SWEEP_SECONDS = 60.0
 
 
 class GatewayActor:
@@ -49,6 +50,7 @@ class GatewayActor:
         self._listener: LaneListener
         self._source: RayActorSource
         self._gateway: Any
+        self._sweeping: asyncio.Task[None]
         self._agents: dict[str, Any] = {}
 
     async def start(self) -> tuple[str, int]:
@@ -91,6 +93,7 @@ class GatewayActor:
         port = settings.port + self._folder.number if options.may_share and settings.port else options.port
         await asyncio.to_thread(wait_for_port, settings.host, port, WAIT_SECONDS)
         port = await self._gateway.start(settings.host, port)
+        self._sweeping = asyncio.create_task(sweep_for_ever(self._folder.work, StorageOptions.of(settings)))
         logger.info("listening on %s:%d, node %s", settings.host, port, options.node)
         return settings.host, port
 
@@ -121,6 +124,7 @@ class GatewayActor:
         await self._gateway.close()
         await self._listener.close()
         self._source.close()
+        self._sweeping.cancel()
         self._folder.release()
         logger.info("drained")
         self._ended.set()
@@ -149,6 +153,18 @@ class GatewayActor:
 
     async def statistics(self) -> dict[str, Any]:
         return self._keeper.statistics()
+
+
+async def sweep_for_ever(work: Path, options: StorageOptions) -> None:
+    """Keep the local files of sleeping conversations within their limit, here and not at each wake or sleep."""
+    while True:
+        try:
+            count = await asyncio.to_thread(sweep_warm, work, options)
+            if count:
+                logger.info("removed the local files of %d sleeping conversations", count)
+        except Exception:
+            logger.exception("the local files of sleeping conversations were not swept")
+        await asyncio.sleep(SWEEP_SECONDS)
 
 
 def _lane_path(number: int) -> Path:

@@ -12,7 +12,7 @@ from storage.checkpoints.keys import ConversationKey
 from storage.checkpoints.memory import MemoryStore
 from storage.checkpoints.meta import Meta, list_conversations, read_meta
 from storage.checkpoints.store import CheckpointStore, open_store, probe, store_id
-from storage.checkpoints.warm import forget_warm
+from storage.checkpoints.warm import forget_warm, sweep_warm
 from storage.replication import StorageOptions
 
 __all__ = [
@@ -33,4 +33,5 @@ __all__ = [
     "read_conversation",
     "read_meta",
     "store_id",
+    "sweep_warm",
 ]

@@ -3,7 +3,7 @@
 Below the work folder, one folder a conversation: ``live-<id>.sqlite`` while awake, ``warm.sqlite`` and ``clean.json`` after a
 clean end. Taking a warm file is a rename, so only one taker gets it, and a file that ``clean.json`` does not describe, by
 inode, size and time, is never trusted: after an unclean stop, or a loss of power (the file is not synced; the boot id
-tells), it is restored afresh.
+tells), it is restored afresh. So whatever is warm may be removed at any moment; `sweep_warm` does that.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ import orjson
 
 from storage.checkpoints.keys import ConversationKey
 from storage.checkpoints.replay import Base
+from storage.replication import StorageOptions
 
 _WARM = "warm.sqlite"
 _CLEAN = "clean.json"
@@ -56,9 +58,10 @@ class LocalFile:
         Removes what unclean stops have left. Raises OSError.
         """
         _make_private(self.folder)
-        for name in os.listdir(self.folder):
-            if name.startswith(_LIVE):
-                (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # somebody else has removed the folder just now
+            for name in os.listdir(self.folder):
+                if name.startswith(_LIVE):
+                    (self.folder / name).unlink(missing_ok=True)
         clean = None
         try:
             os.rename(self.folder / _WARM, self.path)
@@ -92,7 +95,7 @@ class LocalFile:
             try:
                 os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
                 return
-            except FileNotFoundError:  # somebody who left the conversation just now has removed the folder
+            except FileNotFoundError:  # again
                 continue
         raise FileNotFoundError(errno.ENOENT, "the folder goes away again and again", str(self.folder))
 
@@ -108,6 +111,8 @@ class LocalFile:
 
     def keep(self, *, slot: int, digest: bytes, epoch: int, snapshot: Base, log_bytes: int) -> None:
         """The file is closed and has no log beside it: keep it for the next wake. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            os.truncate(self.folder / f"{_WARM}-shm", 0)  # SQLite's first open makes it anew, whatever it holds
         facts = os.stat(self.path)
         clean = Clean(
             boot_id=boot_id(),
@@ -158,6 +163,44 @@ def _make_private(folder: Path) -> None:
     if not folder.is_dir():
         _make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def sweep_warm(work_dir: Path, options: StorageOptions) -> int:
+    """Remove warm files, the least recently used first, until the rest is not over ``max_warm_bytes``; how many went.
+
+    Not for the event loop: it looks at every file. It may run beside everything that happens there. Whoever takes a file
+    that it removes starts cold, and where it comes too late it leaves everything alone; where its file was put by again
+    meanwhile, that loses its description at worst, and then it is not used.
+    """
+    found = sorted(_warm_files(work_dir))
+    total, count = sum(size for _, size, _ in found), 0
+    for _, size, folder in found:
+        if total <= options.max_warm_bytes:
+            break
+        total -= size
+        with contextlib.suppress(OSError):
+            os.unlink(f"{folder}/{_WARM}")
+            count += 1
+            for name in (_CLEAN, *(f"{_WARM}{suffix}" for suffix in _LOGS)):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{folder}/{name}")
+            os.rmdir(folder)
+    return count
+
+
+def _warm_files(work_dir: Path) -> Iterator[tuple[int, int, str]]:
+    """When each was put by (the rename sets the time of change), its size and its folder."""
+    for group in _folders(work_dir):
+        for folder in _folders(group):
+            with contextlib.suppress(OSError):
+                facts = os.stat(f"{folder}/{_WARM}")
+                yield facts.st_ctime_ns, facts.st_size, folder
+
+
+def _folders(folder: str | Path) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
 
 
 def forget_warm(work_dir: Path, key: ConversationKey) -> None:

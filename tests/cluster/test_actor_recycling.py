@@ -6,6 +6,7 @@ from pathlib import Path
 from ray_node import message, serving, statistics, until
 
 import actors
+from actors import Client
 
 
 async def test_twenty_conversations_share_few_actors_and_leave_them_clean(local_ray: None, tmp_path: Path) -> None:
@@ -66,3 +67,24 @@ async def test_a_handle_finds_the_gateway_that_took_the_place_of_a_dead_one(loca
         ray.kill(node.gateway)
         await asyncio.wait_for(chat.append_message(message("m2")), 40)
         assert [m["id"] for m in await chat.get_history()] == ["m1", "m2"]
+
+
+def warm_files(folder: Path) -> list[Path]:
+    return list(folder.rglob("warm.sqlite*"))
+
+
+async def test_local_files_of_sleeping_conversations_are_kept_within_their_limit(
+    local_ray: None, tmp_path: Path
+) -> None:
+    with serving(tmp_path) as node:
+        async with Client(node.url, "conversation", "ann") as chat:
+            await chat.append_message(message("m1"))
+    assert warm_files(tmp_path)
+
+    async def is_swept() -> bool:
+        return not warm_files(tmp_path)
+
+    with serving(tmp_path, max_warm_bytes=0) as node:
+        await until(is_swept)
+        async with Client(node.url, "conversation", "ann") as chat:
+            assert [entry["id"] for entry in await chat.get_history()] == ["m1"]
