@@ -16,6 +16,7 @@ from actors.cluster.lane import Body, LaneError
 from actors.cluster.tenancy import Tenancy, watch_tasks
 from actors.conversation.events import Command, Event, Failure, Result, Returned
 from actors.errors import NotMine, UnknownAgent
+from actors.redaction import what_failed
 from storage.checkpoints.keys import ConversationKey
 from storage.errors import Damaged, Fenced, StorageError
 
@@ -79,6 +80,7 @@ class ConversationHost:
         """Connect to the keeper's socket and say who we are."""
         loop = asyncio.get_running_loop()
         watch_tasks(loop)
+        loop.set_exception_handler(_unhandled)
         _, lane = await loop.create_unix_connection(lambda: LaneConnection(self), path)
         self._lane = lane
         lane.send(0, Hello(pid, token))
@@ -136,7 +138,7 @@ class ConversationHost:
 
     def _fail(self, error: BaseException | None) -> None:
         """Our own machinery is broken: nothing that this process would still say can be trusted."""
-        logger.critical("The actor ends itself", exc_info=error)
+        logger.critical("The actor ends itself: %s", "" if error is None else what_failed(error))
         self._end(1)
 
     def _command(self, lane: LaneConnection, number: int, body: Any) -> None:
@@ -177,7 +179,8 @@ class ConversationHost:
             logger.info("awake: %s (lease %d, epoch %d)", key.digest[:12], number, lease.conversation.epoch)
             lane.send(number, Awake(lease.conversation.epoch))
             return
-        logger.warning("not woken: %s (%s)", key.digest[:12], type(error).__name__, exc_info=_unless_typed(error))
+        what = type(error).__name__ if isinstance(error, StorageError) else what_failed(error)
+        logger.warning("not woken: %s (%s)", key.digest[:12], what)
         is_ordinary = isinstance(error, StorageError) and not isinstance(error, Fenced | Damaged)
         del waking
         code = getattr(error, "code", "error")
@@ -252,8 +255,10 @@ class ConversationHost:
         lane.close()  # sends what is unsent, then `ended` ends this process
 
 
-def _unless_typed(error: BaseException) -> BaseException | None:
-    return None if isinstance(error, StorageError) else error
+def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """In place of asyncio's own, which logs an agent's exceptions with their texts."""
+    error = context.get("exception")
+    logger.error("nobody handled: %s", context["message"] if error is None else what_failed(error))
 
 
 def waker_of(agents: Mapping[str, Any], open_one: Callable[..., Coroutine[Any, Any, Held]]) -> Waker:

@@ -17,7 +17,7 @@ from actors.cluster.errors import CannotStart
 from actors.cluster.folder import NodeFolder
 from actors.cluster.keeper import Keeper
 from actors.cluster.listener import MAX_PATH_BYTES, LaneListener
-from actors.cluster.logs import log_to, rotate
+from actors.cluster.logs import keep_short, log_to
 from actors.cluster.options import ActorOptions, NodeOptions
 from actors.cluster.parent_death import end_with_parent
 from actors.cluster.ports import wait_for_port
@@ -49,6 +49,7 @@ class GatewayActor:
         self._keeper: Keeper
         self._listener: LaneListener
         self._source: RayActorSource
+        self._rotation: asyncio.Task[None]
         self._gateway: Any
         self._sweeping: asyncio.Task[None]
         self._agents: dict[str, Any] = {}
@@ -69,9 +70,8 @@ class GatewayActor:
         self._folder = await asyncio.to_thread(
             NodeFolder.lock, settings.data, wait_seconds=WAIT_SECONDS, may_share=options.may_share
         )
-        for name in ("gateway.log", "actors.log"):
-            rotate(self._folder.logs / name)
         log_to(self._folder.logs / "gateway.log")
+        self._rotation = asyncio.create_task(keep_short(self._folder.logs))
         await asyncio.to_thread(self._check_store)
         self._agents = load_agents(settings.agents, options.module_folder)
         self._listener = LaneListener(_lane_path(self._folder.number))
@@ -125,6 +125,7 @@ class GatewayActor:
         await self._listener.close()
         self._source.close()
         self._sweeping.cancel()
+        self._rotation.cancel()
         self._folder.release()
         logger.info("drained")
         self._ended.set()

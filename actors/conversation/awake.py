@@ -47,6 +47,7 @@ from actors.conversation.events import (
 )
 from actors.conversation.json_text import decode, encode
 from actors.errors import Busy, ConnectionLost, NotMine, ReadOnlyConnection
+from actors.redaction import what_failed
 from actors.rpc import RpcMethod
 from actors.settings import Settings
 from storage import leaves, schema
@@ -230,7 +231,7 @@ class AwakeConversation:
             self._refuse_connection(connection._number, exc)
 
     def _refuse_connection(self, number: ConnectionId, error: Exception) -> None:
-        logger.error("a connection could not be set up: %s", type(error).__name__, exc_info=error)
+        logger.error("a connection could not be set up: %s", what_failed(error))
         code, reason = (1013, "try again later") if getattr(error, "is_retryable", False) else (1011, "internal error")
         self._emit(Close(number, code, reason))
 
@@ -248,7 +249,7 @@ class AwakeConversation:
             async with asyncio.timeout(self._settings.call_seconds):
                 await hook
         except Exception as exc:
-            logger.error("a hook failed: %s", type(exc).__name__, exc_info=exc)
+            logger.error("a hook failed: %s", what_failed(exc))
 
     # ---- calls ----------------------------------------------------------------------------------------------
 

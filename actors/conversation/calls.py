@@ -11,6 +11,7 @@ from actors.agent import Agent
 from actors.conversation.events import ConnectionId, Event, Failure, Result, Rpc
 from actors.conversation.json_text import decode, encode
 from actors.errors import CallFailed, MethodNotCallable, NotAllowed, TryAgain, UnknownMethod
+from actors.redaction import what_failed
 from actors.rpc import RpcMethod
 from actors.wire_errors import error_from
 from storage.errors import InvalidArgument, NotExecuted, OutcomeUnknown, StorageError
@@ -113,7 +114,7 @@ class Answer:
 
     def fail(self, error: BaseException) -> None:
         if self.is_ended:
-            logger.error("%s failed after its answer: %s", self._method.name, type(error).__name__, exc_info=error)
+            logger.error("%s failed after its answer: %s", self._method.name, what_failed(error))
             return
         self.is_ended = True
         self._emit(failure(self._connection, self._call, error, self._method))
@@ -143,7 +144,7 @@ def failure(connection: ConnectionId, call: bytes, error: BaseException, method:
 def public_text(error: BaseException) -> str:
     """What a client may read of an exception of the agent's own code: its message, but nothing of SQLite's or the system's."""
     if isinstance(error, sqlite3.Error | OSError | MemoryError):
-        logger.error("a method failed: %s", type(error).__name__, exc_info=error)
+        logger.error("a method failed: %s", what_failed(error))
         return f"Internal error ({type(error).__name__})"
     text = str(error) or "Unknown error occurred"
     # Clients know errors by their texts: one of the agent's own must not be taken for a call that may be repeated.

@@ -32,6 +32,7 @@ from actors.gateway.origins import OriginRules, check_bind, is_loopback
 from actors.gateway.protocol import OtherFrame, RpcFrame, StateFrame, parse
 from actors.gateway.routing import Refusal, Route, Target, client_id, find, without_token
 from actors.gateway.socket import ServedAgent, Socket, Timing, Wire
+from actors.gateway.socket_log import SocketLog
 from actors.redaction import quiet_logger
 from actors.settings import Settings
 from storage.checkpoints.keys import ConversationKey
@@ -73,6 +74,7 @@ class Gateway(Delivery):
         self._settings = settings
         self._probe = probe
         self._timing = timing or Timing()
+        self._socket_log = SocketLog(logger)
         keeper.attach(self)
 
     # ---- life -----------------------------------------------------------------------------------------------
@@ -133,6 +135,7 @@ class Gateway(Delivery):
         self._server.close(close_connections=False)
         await self._close_in_batches(list(self._sockets.values()))
         await self._server.wait_closed()
+        self._socket_log.flush()
 
     async def _close_in_batches(self, sockets: list[Socket]) -> None:
         """In small batches, so that the clients do not all come back at the same moment."""
@@ -192,7 +195,7 @@ class Gateway(Delivery):
         number = next(self._numbers)
         socket = Socket(number, key, self._agents[target.agent], wire, limit, self._timing)
         self._sockets[number] = socket
-        logger.info("socket %d opened: %s", number, key)
+        self._socket_log.opened(number, key)
         heartbeat = asyncio.create_task(socket.run_heartbeat())
         try:
             self._connect(socket, principal, wire.request.path)
@@ -207,7 +210,7 @@ class Gateway(Delivery):
             del self._sockets[number]
             self._all_answered.set()
             self._keeper.submit(key, Disconnect(number))
-            logger.info("socket %d closed: %s", number, wire.close_code)
+            self._socket_log.closed(number, wire.close_code)
         await wire.wait_closed()
         socket.finish()
 

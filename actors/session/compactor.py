@@ -167,8 +167,8 @@ class Compactor:
             return
         try:
             await settle(self._on_error(error))
-        except Exception:
-            log.warning("the handler of compaction errors failed", exc_info=True)
+        except Exception as failure:
+            log.warning("the handler of compaction errors failed: %s", type(failure).__name__)
 
     async def _run_automatically(self) -> None:
         try:
