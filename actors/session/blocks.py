@@ -20,8 +20,6 @@ from storage.errors import InvalidArgument, LimitExceeded
 from storage.records import clean
 from storage.tokens import estimate_string_tokens
 
-MAX_BLOCKS = 256
-
 
 class ContextBlock(BaseModel):
     """One block as it is now. On the wire: ``label``, ``maxTokens``, ``isSkill``, …; absent fields are left out."""
@@ -51,8 +49,9 @@ class ContextConfig:
 class ContextBlocks:
     """The blocks of one session. Nothing is loaded before it is needed; then all are, in the order of registration."""
 
-    def __init__(self, configs: Iterable[ContextConfig]) -> None:
+    def __init__(self, configs: Iterable[ContextConfig], max_blocks: int) -> None:
         self._configs = list(configs)
+        self._max_blocks = max_blocks
         self._blocks: dict[str, ContextBlock] = {}
         self._initialized: set[tuple[str, int]] = set()
         self._lock = asyncio.Lock()
@@ -128,8 +127,8 @@ class ContextBlocks:
         async with self._lock:
             if any(existing.label == config.label for existing in self._configs):
                 raise InvalidArgument(f"There is already a context block {config.label!r}.")
-            if len(self._configs) >= MAX_BLOCKS:
-                raise LimitExceeded("The number of context blocks", MAX_BLOCKS)
+            if len(self._configs) >= self._max_blocks:
+                raise LimitExceeded("The number of context blocks", f"{self._max_blocks:,}")
             block = await self._read(config)
             self._configs.append(config)
             self._blocks[config.label] = block

@@ -17,6 +17,7 @@ from storage.contexts import AgentContextProvider
 from storage.database import Database
 from storage.errors import InvalidArgument
 from storage.messages import AgentSessionProvider
+from storage.replication import StorageOptions
 
 PROMPT_KEY = "_system_prompt"
 
@@ -152,7 +153,9 @@ class SessionBuilder:
         if provider is None:
             provider = AgentSessionProvider(self._owner, self._session_id)
         history = history_of(provider)
-        blocks = ContextBlocks([self.wired(config) for config in self._context])
+        database = getattr(provider, "database", None)
+        options = database.options if isinstance(database, Database) else StorageOptions()
+        blocks = ContextBlocks([self.wired(config) for config in self._context], options.max_blocks)
         prompt = SystemPrompt(blocks, self._wired_prompt_store())
         status = Status(
             history,

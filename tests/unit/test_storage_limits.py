@@ -3,6 +3,7 @@
 import pytest
 from wire import message
 
+from actors import Session
 from storage import AgentContextProvider, AgentSessionProvider, open_database
 from storage.database import StorageOptions
 from storage.errors import LimitExceeded
@@ -47,3 +48,13 @@ async def test_one_block_too_many_is_refused_but_the_prompt_is_kept_and_blocks_c
     await AgentContextProvider(database, "_system_prompt").set("prompt")
     await AgentContextProvider(database, "two").set("other")
     assert await AgentContextProvider(database, "three").get() is None
+
+
+async def test_a_block_added_to_a_session_counts_against_the_limit_of_its_database(database):
+    for session in (Session.create(database), Session(AgentSessionProvider(database))):
+        await session.add_context("one", provider="text")
+        await session.add_context("two", provider="text")
+        with pytest.raises(LimitExceeded, match="over the limit of 2"):
+            await session.add_context("three", provider="text")
+        await session.remove_context("one")
+        await session.add_context("three", provider="text")
