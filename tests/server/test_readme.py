@@ -9,7 +9,11 @@ from pathlib import Path
 
 from serving import Server
 
+from actors.cluster.controller import drain_limit_seconds
+from actors.cluster.options import NodeOptions
+from actors.gateway.outbox import ANSWER_FACTOR
 from actors.inspection import is_asleep
+from actors.settings import Settings
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 PERDURE = Path(sys.executable).parent / "perdure"
@@ -70,6 +74,14 @@ def test_the_demo_shows_gauge_compaction_sleep_and_wake(tmp_path: Path) -> None:
     assert int(after.replace(",", "")) < int(before.replace(",", ""))
     assert "Asleep: " in done.stdout
     assert re.search(r"A read on the same socket woke it: [\d.]+ ms", done.stdout)
+
+
+def test_operators_read_the_limits_that_the_code_has() -> None:
+    operators = (Path(__file__).parents[2] / "deploy" / "README.md").read_text("utf-8")
+    limit = drain_limit_seconds(NodeOptions(Settings(), "", "", "", 0))
+    assert f"up to {limit:g} s" in operators
+    assert 45 < limit < 60, "about a minute, as it says there"
+    assert f"of answers to its own calls {ANSWER_FACTOR} times that" in README
 
 
 def _plain(text: str) -> list[str]:
