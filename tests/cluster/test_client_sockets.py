@@ -123,7 +123,7 @@ async def test_a_restarted_server_is_found_again_and_buffered_calls_go_on_in_ord
         await chat.__aenter__()
         await chat.append_message(message("m0"))
     waiting = [asyncio.create_task(chat.append_message(message(f"m{n}"))) for n in range(1, 6)]
-    await asyncio.sleep(0.02)
+    await until(lambda: len(chat._calls._ready) == 5)
     async with running_gateway(keeper, port=int(url.rsplit(":", 1)[1])):
         await asyncio.gather(*waiting)
         assert [m["id"] for m in await chat.get_history()] == [f"m{n}" for n in range(6)]
@@ -221,10 +221,11 @@ async def test_a_client_that_is_not_entered_goes_on_with_nothing():
 async def test_a_server_that_starts_late_is_waited_for():
     async with running_gateway() as (_, _, url):
         pass
-    entering = asyncio.create_task(Client(url, "conversation", "alice").__aenter__())
-    await asyncio.sleep(0.05)
+    chat = Client(url, "conversation", "alice")
+    entering = asyncio.create_task(chat.__aenter__())
+    await until(lambda: chat._problem == "connection refused")
     async with running_gateway(port=int(url.rsplit(":", 1)[1])):
-        chat = await entering
+        await entering
         assert await chat.call("add", 1, 1) == 2
         await chat.close()
 

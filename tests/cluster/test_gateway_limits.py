@@ -182,7 +182,12 @@ async def test_a_healthy_peer_with_long_calls_survives_pings_that_it_cannot_be_h
         frame = json.dumps({"type": "rpc", "id": "1", "method": "block", "args": ["gate"], "pad": "x" * 100_000})
         for _ in range(20):
             await socket.send(frame)
-        await asyncio.sleep(0.4)
+        await keeper.until(lambda: len(keeper.commands(Rpc)) == 2)
+        for count in (1, 2, 3):  # so long that three peers that are mute are found out
+            mute = await joined(url)
+            mute.transport.pause_reading()
+            await keeper.until(lambda count=count: len(keeper.commands(Disconnect)) == count)
+            mute.transport.abort()
         keeper.gates["gate"].set()
         assert [(await receive(socket))["result"] for _ in range(20)] == ["gate"] * 20
 
