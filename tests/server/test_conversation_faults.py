@@ -162,22 +162,22 @@ async def test_a_hundred_first_touches_of_one_name_make_one_epoch_one_actor_and_
 
 
 async def test_a_recycled_actor_shows_the_next_conversation_nothing_of_the_last(server):
-    """Attribute, open file, and a task that broadcasts late: gone, or the process is not used again."""
+    """Attribute, open file, and a task that broadcasts late: gone, or the process is not used again.
+
+    What ends cleanly lets its process be used again; the state of the class, which stays, tells that it was.
+    """
     async with Socket(server.url, "careless", "probe") as socket:
         await socket.call("leaveTraces", "canary-4711")
-        used = await socket.call("pid")
-    seen = 0
+    reused = 0
     for number in range(24):
         async with Socket(server.url, f"next-{number}", "probe") as socket:
             traces = await socket.call("findTraces")
             await socket.call("appendMessage", message("m"))
-            frames = [frame for frame in socket.others if "canary-4711" in str(frame)]
-            assert frames == []
-            assert traces["secret"] is None
-            assert traces["tasks"] == []
-            assert traces["connection"] == 1
-            seen += traces["pid"] == used
-    print(f"the careless process served {seen} of the next 24 conversations")
+            assert [frame for frame in socket.others if "canary" in str(frame)] == []
+            assert (traces["secret"], traces["trace"], traces["tasks"], traces["connection"]) == (None, None, [], 1)
+            reused += traces["last"] is not None
+            await socket.call("leaveTidily", f"canary-{number}")
+    assert reused > 0
 
 
 async def test_a_socket_keeps_its_order_and_its_connection_over_every_sleep(server):

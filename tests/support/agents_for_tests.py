@@ -16,6 +16,7 @@ class Probe(SessionMethods, Agent):
     """One writable block, a cached prompt, a low threshold, a compaction that folds everything but the last two messages."""
 
     initial_state: ClassVar[Any] = {"count": 0}
+    last: ClassVar[str | None] = None  # class state, which the conversations of a process share
 
     def configure(self) -> Session:
         self.secret = None
@@ -95,12 +96,25 @@ class Probe(SessionMethods, Agent):
                 pass
             self.broadcast({"type": "late", "secret": secret})
 
+    @rpc
+    async def leave_tidily(self, secret: str) -> None:
+        """What an ordinary agent leaves behind: attributes, of itself and of its class."""
+        self.trace = secret
+        type(self).last = secret
+
     @rpc(verb="read")
     async def find_traces(self) -> dict[str, Any]:
         tasks = [
             task.get_coro().__qualname__ for task in asyncio.all_tasks() if "_late" in task.get_coro().__qualname__
         ]
-        return {"secret": self.secret, "tasks": tasks, "pid": os.getpid(), "connection": len(self.connections)}
+        return {
+            "secret": self.secret,
+            "trace": getattr(self, "trace", None),
+            "last": self.last,
+            "tasks": tasks,
+            "pid": os.getpid(),
+            "connection": len(self.connections),
+        }
 
 
 class Crashing(SessionMethods, Agent):
