@@ -57,9 +57,17 @@ async def test_an_append_is_answered_after_its_idle_frame(tmp_path):
 
 
 async def test_calls_of_one_connection_take_effect_in_the_order_sent_and_run_concurrently(tmp_path):
-    async with awake(tmp_path) as hall:
+    gate = asyncio.Event()
+
+    class Gated(Probe):
+        @rpc
+        async def hold(self) -> str:
+            await gate.wait()
+            return "released"
+
+    async with awake(tmp_path, Gated) as hall:
         await hall.connect()
-        hall.send("slow", "wait", 0.2)
+        hall.send("slow", "hold")
         for number in range(50):
             hall.send(f"a{number}", "appendMessage", message(f"m{number}"))
         await hall.answer("a49")
@@ -69,6 +77,7 @@ async def test_calls_of_one_connection_take_effect_in_the_order_sent_and_run_con
         estimates = [json.loads(event.frame)["tokenEstimate"] for event in hall.events if isinstance(event, Push)]
         assert estimates == sorted(estimates)
         assert len(estimates) == 50
+        gate.set()
         await hall.answer("slow")
 
 
