@@ -1,19 +1,32 @@
 """What acts: sessions, conversations, their actors and the gateway."""
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.agent import Agent, Connection, Stream, rpc
 from actors.client import Client
+from actors.default_agent import Conversation
 from actors.session import Session
+from actors.session_methods import SessionMethods
 
 if TYPE_CHECKING:
     from actors.cluster.handle import ConversationHandle
 
-__all__ = ["Agent", "Client", "Connection", "Session", "Stream", "connect", "rpc"]
+__all__ = ["Agent", "Client", "Connection", "Conversation", "Session", "SessionMethods", "Stream", "connect", "rpc"]
 
 
-async def connect(agent: str, name: str) -> "ConversationHandle":
-    """A handle of a conversation, for trusted code inside the cluster (a Ray job, driver or actor). See `ConversationHandle`."""
-    from actors.cluster.handle import connect as connect_in_cluster  # only here: whoever has no Ray need not import it
+async def connect(agent: str, name: str, *, data: str | os.PathLike[str] | None = None) -> "ConversationHandle":
+    """A handle of a conversation, for trusted code inside the cluster (a Ray job, driver or actor). See `ConversationHandle`.
+
+    ``data``: the data folder of a `perdure serve` on this machine, whose Ray is joined; before anything else imports Ray.
+    Raises `NotServed` when there is no server, and never starts a Ray of its own.
+    """
+    # Imported here, since whoever has no Ray need not import it, and since Ray reads its settings when it is imported.
+    if data is not None:
+        from actors.cluster.ray_environment import read_variables_for_drivers
+
+        read_variables_for_drivers(Path(data))
+    from actors.cluster.handle import connect as connect_in_cluster
 
     return await connect_in_cluster(agent, name)

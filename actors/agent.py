@@ -120,6 +120,9 @@ Python handles and in hooks."""
 class Agent:
     """Base class of the agents that a server serves.
 
+    Clients may call its `rpc` methods, nothing else. With `SessionMethods` as a further base they may call the Session API as
+    well: ``class Assistant(SessionMethods, Agent)``.
+
     ``database``: this conversation's SQLite file. ``name``: the conversation's name. ``session``: what `configure` returned.
     """
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import aiosqlite
 
 from storage.connections import connect_writer
-from storage.errors import Closed, Overloaded, StorageError
+from storage.errors import Closed, InvalidArgument, Overloaded, StorageError
 from storage.groups import Operation, deliver, fail, run_group
 from storage.replication import StorageOptions
 
@@ -168,8 +168,15 @@ class Database:
 async def open_database(path: str | Path, *, options: StorageOptions | None = None) -> Database:
     """Open (or create) one SQLite file; every commit is synced to it. Makes no table.
 
-    Raises ForeignDatabase or CorruptDatabase, with the file untouched, or LocalDiskFailed.
+    Raises ForeignDatabase or CorruptDatabase, with the file untouched, LocalDiskFailed, or InvalidArgument when there is no
+    such folder.
     """
     path = Path(path)
-    thread = FileThread(lambda: connect_writer(path, is_replicated=False))
+
+    def connect() -> sqlite3.Connection:
+        if not path.parent.is_dir():
+            raise InvalidArgument(f"There is no folder {path.parent} for the database {path.name}.")
+        return connect_writer(path, is_replicated=False)
+
+    thread = FileThread(connect)
     return Database(thread, await thread.start(), path, options)

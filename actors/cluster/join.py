@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from actors.cluster.errors import CannotStart, GaveUp, ServerError
 from actors.cluster.options import NodeOptions
 from actors.cluster.parent_death import end_with_parent
 from actors.cluster.placement import CONTROLLER_NAME, NAMESPACE, THE_NODE
+from actors.cluster.reach import check_reachable
 
 _ANSWER_SECONDS = 10.0
 
@@ -110,7 +110,7 @@ def _told(error: RayError, otherwise: ServerError) -> ServerError:
 @contextlib.contextmanager
 def _joined(address: str, folder: Any) -> Iterator[None]:
     """Connected to the cluster; from another folder, since Ray puts the current one first on its workers' path."""
-    _check_reachable(address)
+    check_reachable(address)
     try:
         with contextlib.chdir(folder) if folder is not None else contextlib.chdir(os.sep):
             ray.init(**environment.joining_arguments(address))
@@ -120,16 +120,3 @@ def _joined(address: str, folder: Any) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Ray ends the whole process when nobody answers at an address, without an exception."""
-    host, _, port = address.rpartition(":")
-    if "://" in address:
-        raise CannotStart(f"{address} is not an address to join: give the HOST:PORT of the cluster's head.")
-    if not port.isdigit():
-        return  # "auto": Ray looks for a cluster on this machine
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
-    except OSError as exc:
-        raise CannotStart(f"There is no Ray cluster to reach at {address}: {exc.strerror or exc}.") from exc

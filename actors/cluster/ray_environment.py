@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.cluster.errors import CannotStart
+from actors.cluster.errors import CannotStart, NotServed
 from actors.cluster.placement import NAMESPACE
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing of ours goes there; 75 MiB is the least that Ray takes
@@ -51,6 +51,19 @@ def write_variables_for_drivers(data: Path, address: str) -> None:
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     lines = [f"RAY_ADDRESS={address}", *(f"{name}={os.environ[name]}" for name in names if name in os.environ)]
     (data / "ray.env").write_text("\n".join(lines) + "\n")
+
+
+def read_variables_for_drivers(data: Path) -> None:
+    """Take over what `write_variables_for_drivers` has written. Before ``import ray``. Raises `NotServed`."""
+    try:
+        lines = (data / "ray.env").read_text().splitlines()
+    except OSError as exc:
+        raise NotServed(
+            f"No server of this machine runs on the data folder {data}: there is no ray.env in it."
+        ) from exc
+    for line in lines:
+        name, _, value = line.partition("=")
+        os.environ[name] = value
 
 
 def set_variables(variables: dict[str, str]) -> None:

@@ -133,19 +133,26 @@ def seen_by_caller(error: BaseException, method: RpcMethod | None) -> StorageErr
         return OutcomeUnknown()
     if isinstance(error, NotExecuted | TryAgain) and method is not None and not method.is_single:
         return OutcomeUnknown()
-    return error if isinstance(error, StorageError) else CallFailed(public_text(error))
+    if isinstance(error, StorageError):
+        return error
+    name = "a method" if method is None else method.name
+    logger.warning("%s failed: %s", name, what_failed(error))  # the agent's author looks for it there
+    return CallFailed(public_text(error))
 
 
 def failure(connection: ConnectionId, call: bytes, error: BaseException, method: RpcMethod | None) -> Failure:
     seen = seen_by_caller(error, method)
-    return Failure(connection, call, str(seen), seen.code, was_executed=isinstance(seen, OutcomeUnknown | CallFailed))
+    text = str(seen)
+    if not seen.is_retryable and error_from(text).is_retryable:
+        # Clients know errors by their texts: one of the agent's own must not be taken for a call that may be repeated.
+        text = f"{type(error).__name__}: {text}"
+    return Failure(connection, call, text, seen.code, was_executed=isinstance(seen, OutcomeUnknown | CallFailed))
 
 
 def public_text(error: BaseException) -> str:
     """What a client may read of an exception of the agent's own code: its message, but nothing of SQLite's or the system's."""
     if isinstance(error, sqlite3.Error | OSError | MemoryError):
-        logger.error("a method failed: %s", what_failed(error))
         return f"Internal error ({type(error).__name__})"
-    text = str(error) or "Unknown error occurred"
-    # Clients know errors by their texts: one of the agent's own must not be taken for a call that may be repeated.
-    return f"{type(error).__name__}: {text}" if error_from(text).is_retryable else text
+    if isinstance(error, LookupError):  # its message is only what was not found
+        return f"{type(error).__name__}: {error}"
+    return str(error) or "Unknown error occurred"

@@ -1,5 +1,6 @@
 """How a session is put together: builder methods, the direct constructor, and the parts made from them on first use."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypedDict
@@ -18,6 +19,8 @@ from storage.database import Database
 from storage.errors import InvalidArgument
 from storage.messages import AgentSessionProvider
 from storage.replication import StorageOptions
+
+log = logging.getLogger("perdure.session")
 
 PROMPT_KEY = "_system_prompt"
 
@@ -165,6 +168,8 @@ class SessionBuilder:
             threshold=self._threshold,
             counter=self._counter,
         )
+        if self._threshold is not None and self._function is None:
+            log.warning("compact_after has no effect without on_compaction")
         compactor = Compactor(
             history,
             prompt,

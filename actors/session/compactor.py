@@ -191,6 +191,7 @@ class Compactor:
         try:
             stored = await self._store(await self._summarize())
         except Exception as exc:
+            log.warning("an automatic compaction failed: %s", _told(exc))
             self._status.send_error(exc)
             await self._handle(exc)
             await self._status.report("idle")
@@ -211,6 +212,7 @@ class Compactor:
         return await self._status.report("idle", tokens_before=None if stored is None else before.tokens)
 
     async def _end_failed(self, error: Exception) -> None:
+        log.warning("a compaction failed: %s", _told(error))
         self._status.send_error(error)
         if self.reports:
             await self._status.report("idle")
@@ -239,6 +241,11 @@ class Compactor:
         if await self._last_fruitless() != fruitless:
             await self._history.put_note(NOTE, None if fruitless is None else str(fruitless))
             self._fruitless = fruitless
+
+
+def _told(error: Exception) -> str:
+    """Our own sentence, or the class alone: what a model's client says may quote messages, which logs never carry."""
+    return str(error) if isinstance(error, StorageError) else type(error).__name__
 
 
 def _takes_context(function: CompactFunction) -> bool:

@@ -74,10 +74,9 @@ async def test_a_server_ends_cleanly_by_signals_and_keeps_everything_through_a_k
 
 
 DRIVER = """
-import asyncio, ray, actors
-ray.init(log_to_driver=False)
+import asyncio, sys, actors
 async def main():
-    chat = await actors.connect("conversation", "ann")
+    chat = await actors.connect("conversation", "ann", data=(sys.argv[1:] or [None])[0])
     await chat.append_message({"id": "h1", "role": "user", "parts": []})
     print([found["id"] for found in await chat.get_history()])
 asyncio.run(main())
@@ -110,11 +109,12 @@ async def test_everything_listens_on_the_loopback_address_and_a_driver_joins_by_
         assert addresses == {"0100007F", "0000000000000000FFFF00000100007F"}
         variables = dict(line.split("=", 1) for line in (data / "ray.env").read_text().splitlines())
         others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        driver = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-c", DRIVER, env={**others, **variables}, stdout=asyncio.subprocess.PIPE
-        )
-        output, _ = await asyncio.wait_for(driver.communicate(), 60)
-        assert output.decode().splitlines()[-1] == "['h1']"
+        for words, environment in (([], {**others, **variables}), ([str(data)], others)):
+            driver = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-c", DRIVER, *words, env=environment, stdout=asyncio.subprocess.PIPE
+            )
+            output, _ = await asyncio.wait_for(driver.communicate(), 60)
+            assert output.decode().splitlines()[-1] == "['h1']"
         assert await history(server.url) == ["h1"]
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

@@ -29,7 +29,7 @@ from actors.conversation.events import (
 from actors.errors import Busy, NotMine
 from actors.wire_errors import error_from
 from storage.checkpoints import MemoryStore, abandon_conversation
-from storage.errors import Fenced, InvalidMessage, UnknownMessage
+from storage.errors import Fenced, InvalidArgument, InvalidMessage, UnknownMessage
 from storage.replication import boottime
 
 
@@ -529,11 +529,26 @@ async def test_a_refusal_by_somebody_else_does_not_make_a_call_look_unexecuted(t
         async def imitate(self) -> None:
             raise RuntimeError(str(Busy()))
 
+        @rpc
+        async def quote(self) -> None:
+            raise InvalidArgument(str(Busy()))
+
+        @rpc(streaming=True)
+        async def end_so(self, stream) -> None:
+            await stream.error(str(Busy()))
+
+        @rpc
+        async def look_up(self) -> None:
+            {}["nothing"]
+
     async with awake(tmp_path, Caller) as hall:
         await hall.connect()
         hall.send("pay", "pay")
         assert (await hall.answer("pay")).code == "outcome_unknown"
-        hall.send("imitate", "imitate")
-        answer = await hall.answer("imitate")
-        assert answer.code == "call_failed"
-        assert not getattr(error_from(answer.error), "is_retryable", False)
+        for method in ("imitate", "quote", "endSo"):
+            hall.send(method, method)
+            answer = await hall.answer(method)
+            assert answer.code in ("call_failed", "invalid_argument")
+            assert not error_from(answer.error).is_retryable
+        hall.send("lookUp", "lookUp")
+        assert (await hall.answer("lookUp")).error == "KeyError: 'nothing'"

@@ -12,7 +12,14 @@ import pytest
 
 from storage.connections import connect_writer
 from storage.database import Database, StorageOptions, open_database
-from storage.errors import Closed, CorruptDatabase, ForeignDatabase, LimitExceeded, LocalDiskFailed, Overloaded
+from storage.errors import (
+    Closed,
+    CorruptDatabase,
+    ForeignDatabase,
+    InvalidArgument,
+    LimitExceeded,
+    Overloaded,
+)
 
 
 async def opened(tmp_path: Path, options: StorageOptions | None = None) -> Database:
@@ -202,8 +209,8 @@ async def test_a_file_that_is_not_sqlite_is_foreign_and_stays_untouched(tmp_path
     assert path.read_bytes() == b"certainly not a database" * 100
 
 
-async def test_a_folder_that_cannot_be_written_is_one_clear_sentence(tmp_path: Path) -> None:
-    with pytest.raises(LocalDiskFailed, match="nowhere"):
+async def test_a_folder_that_is_not_there_is_one_clear_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"no folder .*nowhere"):
         await open_database(tmp_path / "nowhere" / "db.sqlite")
 
 
