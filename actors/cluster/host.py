@@ -18,7 +18,7 @@ from actors.conversation.events import Command, Event, Failure, Result, Returned
 from actors.errors import NotMine, UnknownAgent
 from actors.redaction import what_failed
 from storage.checkpoints.keys import ConversationKey
-from storage.errors import Damaged, Fenced, StorageError
+from storage.errors import Fenced, StorageError
 
 logger = logging.getLogger("perdure.actor")
 
@@ -181,7 +181,7 @@ class ConversationHost:
             return
         what = type(error).__name__ if isinstance(error, StorageError) else what_failed(error)
         logger.warning("not woken: %s (%s)", key.digest[:12], what)
-        is_ordinary = isinstance(error, StorageError) and not isinstance(error, Fenced | Damaged)
+        is_ordinary = isinstance(error, StorageError) and not isinstance(error, Fenced)
         del waking
         code = getattr(error, "code", "error")
         sentence = str(error) or type(error).__name__
