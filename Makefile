@@ -1,5 +1,5 @@
-# make serve   sets everything up and serves conversations        make test   sets everything up and runs the tests
-# Others: test-fast (less than a minute), lint, format, bench, constraints, clean. Extra words: make serve ARGS="--port 9000"
+## make serve   sets everything up and serves conversations        make test   sets everything up and runs the tests
+## Others: test-fast (less than a minute), lint, format, bench, constraints, clean. Extra words: make serve ARGS="--port 9000"
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,7 +13,7 @@ ARGS ?=
 .PHONY: help serve test test-fast lint format bench constraints clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST))
+	@sed -n 's/^## //p' $(firstword $(MAKEFILE_LIST))
 
 serve: $(READY)
 	@exec $(BIN)/perdure serve $(ARGS)

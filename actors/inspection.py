@@ -17,8 +17,6 @@ from storage.checkpoints.records import HEADER_SIZE, Kind, decode_header
 from storage.checkpoints.store import NotFound as NoObject
 from storage.records import COMPACTION_PREFIX
 
-DEFAULT_AGENT = "conversation"
-
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -30,10 +28,6 @@ class Listed:
     tokens: int | None
     is_asleep: bool
     updated_ms: int | None
-
-    @property
-    def title(self) -> str:
-        return self.name if self.agent == DEFAULT_AGENT else f"{self.agent}/{self.name}"
 
     def as_json(self) -> dict[str, Any]:
         facts = asdict(self)

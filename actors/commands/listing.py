@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.commands.options import AsJson, Config, Data, Store
-from actors.commands.target import conversation
+from actors.commands.target import conversation, title
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def ls(data: Data = None, store: Store = None, config: Config = None, as_json: AsJson = False) -> int:
     """List the conversations: name, messages, tokens, awake or asleep, last change.
 
-    Messages and tokens are as of the last time a conversation went to sleep; awake is what has not written its CLOSE.
+    The numbers of one that is awake are from when it last slept; `?` = it has not slept yet.
     """
     from actors.inspection import conversations
     from actors.settings import load_settings
@@ -34,20 +34,26 @@ def ls(data: Data = None, store: Store = None, config: Config = None, as_json: A
 
 
 def _print_list(found: "list[Listed]") -> None:
-    from rich.table import Table
+    from actors.commands.terminal import aligned, console
 
-    from actors.commands.terminal import console, printable
-
+    out = console()
     if not found:
-        console().print("No conversation yet.")
+        out.print("No conversation yet.")
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "messages", "tokens", "", "last change"):
-        table.add_column(title, justify="right" if title in ("messages", "tokens") else "left", no_wrap=True)
-    for one in sorted(found, key=lambda one: one.title):
-        state = "asleep" if one.is_asleep else "awake"
-        table.add_row(printable(one.title), _number(one.messages), _number(one.tokens), state, _when(one.updated_ms))
-    console().print(table)
+    rows = [
+        (
+            title(one.agent, one.name),
+            _number(one.messages),
+            _number(one.tokens),
+            "asleep" if one.is_asleep else "awake",
+            _when(one.updated_ms),
+        )
+        for one in found
+    ]
+    for line in aligned([("name", "messages", "tokens", "", "last change"), *sorted(rows)], out.width, right=(1, 2)):
+        out.print(line)
+    if not all(one.is_asleep for one in found):
+        out.print("Numbers of what is awake are from when it last slept; ? = it has not slept yet.", style="dim")
 
 
 def _number(value: int | None) -> str:
@@ -69,12 +75,16 @@ def show(
 ) -> int:
     """Print one conversation: its context blocks, and its history as a reader gets it, summaries in their places."""
     from actors.commands.terminal import console
+    from actors.errors import CommandFailed, NotFound
     from actors.inspection import read
     from actors.settings import load_settings
 
     agent, plain_name = conversation(name)
     settings = load_settings({"data": data, "store": store}, config)
-    content = asyncio.run(read(settings.store, agent, plain_name))
+    try:
+        content = asyncio.run(read(settings.store, agent, plain_name))
+    except NotFound as exc:
+        raise CommandFailed(f"There is no conversation {title(agent, plain_name)!r} here; see `perdure ls`.") from exc
     if as_json:
         typer.echo(json.dumps(content.as_json(), ensure_ascii=False))
     else:
@@ -86,7 +96,7 @@ def _print_content(content: "Content", out: "Console") -> None:
     from actors.commands.terminal import count, printable
 
     for label, text in content.blocks.items():
-        out.print(f"[{printable(label)}] {_one_line(text)}", style="dim")
+        out.print("\n".join(f"[{printable(label)}] {line}" for line in _lines(text)), style="dim")
     for message in content.history:
         folded = content.folded.get(message["id"])
         out.print(f"{printable(message['id'])}  {printable(message['role'])}", style="bold")
@@ -109,6 +119,11 @@ def _describe(part: Any) -> str:
         answer = json.dumps(part["output"], ensure_ascii=False) if "output" in part else f"({part.get('state')})"
         return _one_line(f"{tool}({given}) -> {answer}")
     return _one_line(json.dumps(part, ensure_ascii=False))
+
+
+def _lines(text: str) -> list[str]:
+    """Of a context block or the system prompt, without the empty ones."""
+    return [_one_line(line) for line in text.splitlines() if line.strip()] or [""]
 
 
 def _one_line(text: str, width: int = 400) -> str:

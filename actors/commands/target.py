@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from actors.errors import BadSetting, CommandFailed
 
@@ -45,6 +45,21 @@ def conversation(name: str) -> tuple[str, str]:
     if not agent or not rest:
         raise BadSetting(f"{name!r}", "is no name; it should be NAME or AGENT/NAME.")
     return agent, rest
+
+
+def title(agent: str, name: str) -> str:
+    """How a conversation is shown, harmless for a terminal; `conversation` and a client understand it.
+
+    A name that came percent-encoded from a client is shown as that client calls it, if nothing is lost and all of it can
+    be seen.
+    """
+    from actors.client import as_in_url
+    from actors.commands.terminal import printable
+
+    shown = unquote(name)
+    if as_in_url(shown) != name or printable(shown) != shown:
+        shown = name
+    return printable(shown if agent == DEFAULT_AGENT and "/" not in shown else f"{agent}/{shown}")
 
 
 async def require_listener(server: Server, wait_seconds: float = 5.0) -> None:

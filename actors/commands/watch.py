@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.commands.options import DEFAULT_URL, Config, Data, Store, Token, Url
-from actors.commands.target import Server, conversation, require_listener, server
+from actors.commands.target import Server, conversation, require_listener, server, title
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        return self.name if self.agent == "conversation" else f"{self.agent}/{self.name}"
+        return title(self.agent, self.name)
 
     def take(self, status: "Status") -> None:
         self.tokens, self.threshold, self.phase = status.token_estimate, status.token_threshold, status.phase
@@ -117,17 +117,16 @@ def _table(rows: list[Row]) -> "RenderableType":
     from rich.table import Table
 
     from actors.commands.gauge import bar, numbers
-    from actors.commands.terminal import printable
 
     table = Table(box=None, pad_edge=False)
-    for title in ("conversation", "phase", "", "tokens", "folded", "last change"):
-        table.add_column(title, justify="right" if title in ("tokens", "folded") else "left", no_wrap=True)
+    for heading in ("conversation", "phase", "", "tokens", "folded", "last change"):
+        table.add_column(heading, justify="right" if heading in ("tokens", "folded") else "left", no_wrap=True)
     now = time.monotonic()
     for row in sorted(rows, key=lambda row: -row.changed)[: _visible_rows()]:
         tokens = numbers(row.tokens, row.threshold) if row.tokens is not None else "?"
         ago = f"{now - row.changed:.0f} s ago" if row.changed else "none since the start"
         table.add_row(
-            printable(row.title),
+            row.title,
             row.phase or "-",
             bar(row.tokens or 0, row.threshold),
             tokens,
@@ -145,7 +144,5 @@ def _visible_rows() -> int:
 
 def _print_line(out: "Console", row: Row) -> None:
     """For a pipe or a file: a line for every change."""
-    from actors.commands.terminal import printable
-
-    out.print(f"{printable(row.title)}\t{row.phase}\t{row.tokens}\t{row.threshold or ''}")
+    out.print(f"{row.title}\t{row.phase}\t{row.tokens}\t{row.threshold or ''}")
     out.file.flush()

@@ -12,7 +12,8 @@ import pytest
 import typer
 
 from actors.cli import app, run
-from actors.commands.target import conversation, server
+from actors.client import as_in_url
+from actors.commands.target import conversation, server, title
 from actors.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +147,27 @@ def test_a_url_is_taken_apart_into_what_may_be_shown_and_the_credential(
 )
 def test_a_name_may_have_its_agent_before_the_first_slash(given: str, expected: tuple[str, str]) -> None:
     assert conversation(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("agent", "name", "shown"),
+    [
+        ("conversation", "alice", "alice"),
+        ("robot", "a%2Fb", "robot/a/b"),
+        ("conversation", "a%2Fb", "conversation/a/b"),
+        ("conversation", "gr%C3%BC%C3%9Fe%20dich", "grüße dich"),
+        ("conversation", "50%25", "50%25"),
+        ("conversation", "%E2%80%AEevil", "%E2%80%AEevil"),
+        ("conversation", "%1B[31m", "%1B[31m"),
+        ("conversation", "\x1b\u202e", "\\x1b\\u202e"),
+        ("conversation", "%FF", "%FF"),
+    ],
+)
+def test_a_name_is_shown_as_its_client_calls_it_where_that_is_safe(agent: str, name: str, shown: str) -> None:
+    assert title(agent, name) == shown
+    if "%" in name:
+        assert conversation(shown)[0] == agent
+        assert as_in_url(conversation(shown)[1]) == name
 
 
 def test_serve_prints_one_line_for_programs_and_the_next_steps_for_people(

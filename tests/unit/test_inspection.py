@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from actors.cli import run
 from actors.inspection import conversations, is_asleep
@@ -52,7 +54,7 @@ async def test_ls_prints_a_line_for_each_and_json_for_programs(
     assert run(["ls", "--store", store.name]) == 0
     text = capsys.readouterr().out
     assert "\x1b[31m" not in text
-    lines = sorted(line.split() for line in text.splitlines()[1:])
+    lines = sorted(line.split() for line in text.splitlines()[1:-1])
     assert [line[0] for line in lines] == ["alice", "robot/a/b"]
     assert ("awake" in lines[0], "asleep" in lines[1]) == (True, True)
     assert run(["ls", "--store", store.name, "--json"]) == 0
@@ -61,6 +63,31 @@ async def test_ls_prints_a_line_for_each_and_json_for_programs(
         ("conversation", "alice", "awake"),
         ("robot", NAMES[1], "asleep"),
     }
+    await close_conversation(opened)
+
+
+async def test_one_long_name_is_cut_and_no_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    for name in ("n" * 300, "short", "%E6%9C%AC%20" * 40, "a%20b"):
+        await close_conversation(await fill(store, tmp_path, name))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["ls", "--store", store.name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(cell_len(line) for line in lines) <= 80
+    assert lines[1].startswith("a b  ")
+    assert [line.count("…") for line in lines] == [0, 0, 1, 0, 1]
+    assert all(re.search(r" 4 +\d+  asleep  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", line) for line in lines[1:])
+    assert run(["ls", "--store", store.name, "--json"]) == 0
+    assert "a%20b" in [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()]
+
+
+async def test_ls_explains_the_numbers_of_what_is_awake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    opened = await fill(store, tmp_path, "alice")
+    assert run(["ls", "--store", store.name]) == 0
+    assert capsys.readouterr().out.endswith("from when it last slept; ? = it has not slept yet.\n")
     await close_conversation(opened)
 
 
@@ -97,6 +124,15 @@ async def test_show_prints_an_awake_conversation_without_claiming_it(
     await close_conversation(opened)
 
 
+async def test_the_system_prompt_is_shown_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = await fill(DirectoryStore(tmp_path / "store"), tmp_path, "alice")
+    await AgentContextProvider(opened.database, "_system_prompt").set("Be kind.\n\nBe \x1b[31mbrief.")
+    assert await shown(tmp_path, "alice") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["[_system_prompt] Be kind.", "[_system_prompt] Be \\x1b[31mbrief."]
+    await close_conversation(opened)
+
+
 async def test_show_json_is_the_whole_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     await close_conversation(await fill(DirectoryStore(tmp_path / "store"), tmp_path, "x/y", "robot"))
     assert await shown(tmp_path, "robot/x/y", "--json") == 0
@@ -117,6 +153,6 @@ async def test_show_of_a_name_that_was_never_written_leaves_nothing(
 ) -> None:
     store = DirectoryStore(tmp_path / "store")
     assert await shown(tmp_path, "nobody") == 1
-    assert capsys.readouterr().err == "perdure: There is no conversation 'conversation/nobody'.\n"
+    assert capsys.readouterr().err == "perdure: There is no conversation 'nobody' here; see `perdure ls`.\n"
     assert list(conversations(store.name)) == []
     assert [name for name in store.list("") if name != ".t/"] == []
