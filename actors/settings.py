@@ -99,6 +99,9 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Paths are made absolute where they are given, since the actors run in another folder."""
+        for name in ("data", "store"):
+            if not isinstance(values.get(name) or "", (str, Path)):
+                raise ValueError(f"{name} should be the path of a folder")
         data = Path(values.get("data") or "perdure-data").expanduser().absolute()
         values["data"] = data
         store = str(values.get("store") or "")
@@ -174,6 +177,11 @@ def _where(name: str, given: Mapping[str, Any], variables: Mapping[str, Any], co
 
 
 def _what(error: Any) -> str:
-    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "should", 1)
+    message = (
+        str(error["msg"])
+        .removeprefix("Value error, ")
+        .replace("Input should", "should", 1)
+        .replace("valid tuple", "list")
+    )
     message = re.sub(r", unable to parse.*", "", message)
     return message + "." if error["type"] == "value_error" else f"{message}, not {error['input']!r}."

@@ -47,7 +47,11 @@ def import_(
     from actors.transcripts import FORMATS
 
     target, read = server(url, token), FORMATS[format]
-    bad, messages = _first_look(file, read)
+    bad, good, messages = _first_look(file, read)
+    if not good:
+        raise CommandFailed(
+            f"{file} has no line that is a conversation in the format {format.value}." if bad else f"{file} is empty."
+        )
     try:
         report = asyncio.run(_send(file, read, agent, target, parallel, messages))
     except (ConnectionLost, TimeoutError) as exc:
@@ -63,22 +67,23 @@ def import_(
     return 1 if failed else 0
 
 
-def _first_look(file: Path, read: "Reader") -> tuple[int, int]:
-    """Says which lines are bad, before anything is sent. Returns their number and that of the messages to send."""
+def _first_look(file: Path, read: "Reader") -> tuple[int, int, int]:
+    """Says which lines are bad, before anything is sent. Returns the numbers of bad and good lines, and of messages."""
     from actors.commands.terminal import count, say
     from actors.transcripts import BadLine
 
-    bad = messages = 0
+    bad = good = messages = 0
     for item in read(file):
         if isinstance(item, BadLine):
             bad += 1
             if bad <= MOST_NAMED:
                 say(f"line {item.line}: {item.reason}.")
         else:
+            good += 1
             messages += len(item.steps)
     if bad > MOST_NAMED:
         say(f"{count(bad - MOST_NAMED, 'more line')} cannot be used; is this the right --format?")
-    return bad, messages
+    return bad, good, messages
 
 
 async def _send(file: Path, read: "Reader", agent: str, target: Server, parallel: int, messages: int) -> "Report":

@@ -13,15 +13,14 @@ Token = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="The server's data folder.", show_default="./perdure-data"),
+    typer.Option("--data", metavar="DIR", help="The server's data folder.  [default: ./perdure-data]"),
 ]
 Store = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="DIR|URL",
-        help="The checkpoint store, where conversations survive.",
-        show_default="DATA/store",
+        help="The checkpoint store, where conversations survive.  [default: DATA/store]",
     ),
 ]
 Config = Annotated[

@@ -21,35 +21,35 @@ def serve(
     agents: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODULE:CLASS]...", help="Agent classes to serve; without any, the default one, Conversation."
+            metavar="MODULE:CLASS", help="Agent classes to serve; without any, the default one, Conversation."
         ),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any.", show_default="8787")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any.  [default: 8787]")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="This node's private folder, on a local disk.", show_default="./perdure-data"),
+        typer.Option(metavar="DIR", help="This node's private folder, on a local disk.  [default: ./perdure-data]"),
     ] = None,
     store: Store = None,
     address: Annotated[
         str | None, typer.Option(metavar="RAY_ADDRESS", help="Join this Ray cluster instead of starting Ray here.")
     ] = None,
     compact_after: Annotated[
-        int | None, typer.Option(metavar="N", help="Compact above this many tokens.", show_default="100000")
+        int | None, typer.Option(metavar="N", help="Compact above this many tokens.  [default: 100000]")
     ] = None,
     idle_seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Hibernate a conversation after this long.", show_default="30")
+        float | None, typer.Option(metavar="S", help="Hibernate a conversation after this long.  [default: 30]")
     ] = None,
     max_awake: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Conversations awake at a time.", show_default="12 per core, 16 to 100"),
+        typer.Option(metavar="N", help="Conversations awake at a time.  [default: 12 per core, 16 to 100]"),
     ] = None,
     spares: Annotated[
-        int | None, typer.Option(metavar="N", help="Started actors that wait for a name.", show_default="2")
+        int | None, typer.Option(metavar="N", help="Started actors that wait for a name.  [default: 2]")
     ] = None,
     recycle: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Conversations that an actor holds before it ends.", show_default="1000"),
+        typer.Option(metavar="N", help="Conversations that an actor holds before it ends.  [default: 1000]"),
     ] = None,
     allow_origin: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="A web origin that may connect; repeat for more.")

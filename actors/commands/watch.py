@@ -49,7 +49,7 @@ class Row:
 def watch(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="NAME or AGENT/NAME; without any, all that the store holds now."),
+        typer.Argument(metavar="NAME", help="NAME or AGENT/NAME; without any, all that the store holds now."),
     ] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,

@@ -42,6 +42,8 @@ def test_every_verb_has_help_for_itself_and_each_of_its_options(verb: str, capsy
     text = capsys.readouterr().out
     missing = [option for option in OPTIONS[verb].split() if not re.search(rf"^ +{option}\b", text, re.M)]
     assert not missing
+    assert "(8787)" not in text
+    assert "<list" not in text
     assert COMMANDS[verb].help
     assert [p.name for p in COMMANDS[verb].params if not getattr(p, "help", None)] == []
 
@@ -53,15 +55,31 @@ def test_every_verb_is_in_the_readme(verb: str) -> None:
 
 def test_without_words_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
-    assert "Commands:" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "Commands:" in text
+    assert "..." not in text.split("Commands:")[1]
+
+
+def test_an_import_without_one_good_line_sends_nothing_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.jsonl").write_text("no JSON\n")
+    assert run(["import", str(tmp_path / "bad.jsonl"), "--format", "jsonl"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"perdure: {tmp_path}/bad.jsonl has no line that is a conversation in the format jsonl."
 
 
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["fly"], 2, r"No such command 'fly'.*"),
+        (["fly"], 2, r"No such command 'fly'\. Try `perdure --help`\."),
+        (["shwo"], 2, r"No such command 'shwo'\. Did you mean 'show'\? Try `perdure --help`\."),
         (["serve", "--idel-seconds", "3"], 2, r"No such option: --idel-seconds.*"),
-        (["serve", "--port", "http"], 2, r"Invalid value for '--port': .*"),
+        (
+            ["serve", "--port", "http"],
+            2,
+            r"Invalid value for '--port': it should be a valid integer\. Try `perdure serve --help`\.",
+        ),
         (["serve", "--port", "70000"], 1, r"--port should be less than or equal to 65535, not 70000\."),
         (["serve", "--config", "/nowhere.toml"], 1, r"--config /nowhere\.toml: the file cannot be read \(.*\)\."),
         (
@@ -72,7 +90,12 @@ def test_without_words_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> 
         (["stop"], 1, r"--address should name the Ray cluster; .*"),
         (["import", "/nowhere.jsonl", "--format", "jsonl"], 2, r"Invalid value for 'FILE': .*does not exist.*"),
         (["import", __file__], 2, r"Missing option '--format'.*"),
-        (["import", __file__, "--format", "xml"], 2, r"Invalid value for '--format': .*openai-chat.*"),
+        (
+            ["import", __file__, "--format", "xml"],
+            2,
+            r"Invalid value for '--format': 'xml' is not one of 'openai-chat'.*",
+        ),
+        (["import", os.devnull, "--format", "jsonl"], 1, r"/dev/null is empty\."),
         (["watch", "a", "--url", "localhost:1"], 1, r"--url should look like ws://HOST:PORT\."),
         (["watch", "/a"], 1, r"'/a' is no name; it should be NAME or AGENT/NAME\."),
         (["watch", "a", "--url", "ws://127.0.0.1:1"], 1, r"Nothing answers at ws://127\.0\.0\.1:1; .*"),
