@@ -1,6 +1,7 @@
 """The Ray actor that holds conversations, one after another: a thin skin around `ConversationHost`."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -16,7 +17,7 @@ from actors.cluster.parent_death import end_with_parent
 from actors.conversation.awake import AwakeConversation
 from actors.conversation.json_text import decode
 from actors.errors import CallFailed
-from storage.checkpoints import open_store
+from storage.checkpoints import CheckpointStore, open_store
 from storage.checkpoints.keys import ConversationKey
 from storage.errors import StorageError
 
@@ -37,14 +38,21 @@ class ConversationActor:
         os.umask(0o077)
         log_to(options.logs / "actors.log")
         self._options = options
-        self._store = open_store(options.settings.store)
+        self._store: CheckpointStore | None = None
+        with contextlib.suppress(StorageError):  # then it is an error of each wake, until the store is there again
+            self._store = self._open_store()
         agents = load_agents(options.settings.agents, options.module_folder)
         self._host = ConversationHost(waker_of(agents, self._open), end_process)
         gc.collect()
         gc.freeze()  # what is here now stays for good; later collections need not look at it
 
+    def _open_store(self) -> CheckpointStore:
+        return open_store(self._options.settings.store, store_id=self._options.store_id)
+
     async def _open(self, key: ConversationKey, agent_class: Any, **hooks: Any) -> Held:
         options = self._options
+        if self._store is None:
+            self._store = self._open_store()
         return await AwakeConversation.wake(
             key,
             agent_class,

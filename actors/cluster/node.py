@@ -1,6 +1,7 @@
 """The gateway actor of a node: the keeper, the gateway in front of it, and the folder that both live in."""
 
 import asyncio
+import json
 import logging
 import os
 import tempfile
@@ -25,7 +26,7 @@ from actors.cluster.ray_source import RayActorSource
 from actors.errors import UnknownAgent
 from storage.checkpoints import CheckpointStore, StorageOptions, open_store, probe, store_id, sweep_warm
 from storage.checkpoints.keys import ConversationKey
-from storage.errors import StorageError
+from storage.errors import StorageError, StoreUnavailable
 
 logger = logging.getLogger("perdure.node")
 
@@ -83,6 +84,7 @@ class GatewayActor:
                 logs=self._folder.logs,
                 node_id=uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.store}#{options.node}").bytes,
                 lane=str(self._listener.path),
+                store_id=self._store_id,
             )
         )
         self._keeper = Keeper(self._source, settings)
@@ -98,11 +100,22 @@ class GatewayActor:
         return settings.host, port
 
     def _check_store(self) -> None:
-        url = self._options.settings.store
-        self._store = open_store(url)
+        """Open the store; the one of the last start with this data folder, if there was one and it is still configured."""
+        settings = self._options.settings
+        memory = settings.data / "store-id"
+        remembered = _remembered(memory, settings.store)
+        try:
+            self._store = open_store(settings.store, store_id=remembered)
+        except StoreUnavailable as exc:
+            if not remembered:
+                raise
+            raise CannotStart(
+                f"The store {settings.store} is not the one of the last start with {settings.data}: is it mounted? "
+                f"To begin with an empty store, remove {memory}."
+            ) from exc
         probe(self._store)
-        if self._options.store_id not in ("", store_id(self._store)):
-            raise CannotStart(f"The store {url} is not the one that this server was started with.")
+        self._store_id = store_id(self._store)
+        memory.write_text(json.dumps({"store": settings.store, "id": self._store_id}))
 
     async def _probe(self) -> None:
         """Raises when conversations cannot be served now."""
@@ -177,3 +190,12 @@ def _lane_path(number: int) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="perdure-"))
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / "lane"
+
+
+def _remembered(memory: Path, store: str) -> str:
+    """The id of this store at the last start; "" when there was none, or another store."""
+    try:
+        facts = json.loads(memory.read_text())
+        return str(facts["id"]) if facts["store"] == store else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

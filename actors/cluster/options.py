@@ -10,9 +10,8 @@ from actors.settings import Settings
 class NodeOptions:
     """For a gateway actor.
 
-    ``gateway``: ``MODULE:CLASS`` of the gateway, by name since this layer does not import it. ``store_id``: what the
-    controller found in the store; "" = not compared. ``may_share``: other nodes may use the same data folder, so the
-    first free DATA/node-K is taken instead of waiting for node-0.
+    ``gateway``: ``MODULE:CLASS`` of the gateway, by name since this layer does not import it. ``may_share``: other nodes
+    may use the same data folder, so the first free DATA/node-K is taken instead of waiting for node-0.
     """
 
     settings: Settings
@@ -20,7 +19,6 @@ class NodeOptions:
     node: str
     gateway: str
     port: int
-    store_id: str = ""
     may_share: bool = False
 
 
@@ -34,3 +32,4 @@ class ActorOptions:
     logs: Path
     node_id: bytes  # 16 bytes that name this node in OPEN records
     lane: str  # path of the keeper's socket
+    store_id: str  # of the store that the gateway has probed

@@ -11,7 +11,7 @@ from storage.checkpoints.directory import DirectoryStore
 from storage.checkpoints.keys import ConversationKey
 from storage.checkpoints.memory import MemoryStore
 from storage.checkpoints.meta import Meta, list_conversations, read_meta
-from storage.checkpoints.store import CheckpointStore, open_store, probe, store_id
+from storage.checkpoints.store import CheckpointStore, known_store_id, open_store, probe, store_id
 from storage.checkpoints.warm import forget_warm, sweep_warm
 from storage.replication import StorageOptions
 
@@ -26,6 +26,7 @@ __all__ = [
     "abandon_conversation",
     "close_conversation",
     "forget_warm",
+    "known_store_id",
     "list_conversations",
     "open_conversation",
     "open_store",

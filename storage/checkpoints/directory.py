@@ -28,12 +28,16 @@ _BLOCK = 4096
 class DirectoryStore:
     """See `CheckpointStore`. Files are 0600, folders 0700."""
 
-    def __init__(self, root: str | Path, *, anonymous: bool | None = None) -> None:
-        """Open, and create when it is not there. ``anonymous`` False = never use files without a name (for tests)."""
+    def __init__(self, root: str | Path, *, anonymous: bool | None = None, must_exist: bool = False) -> None:
+        """Open, and create when it is not there; one that ``must_exist`` has a store.json. ``anonymous`` False = never use
+        files without a name (for tests)."""
         self._path = Path(root).absolute()
         try:
-            _make_root(self._path)
+            if not must_exist:
+                _make_root(self._path)
             self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if must_exist:
+                os.stat("store.json", dir_fd=self._root)
             self._durable: dict[str, None] = {"": None}  # folders whose own entry is known to be synced
             self._anonymous = self._can_link_anonymous() if anonymous is None else anonymous
             self._ensure_folder(_TEMPORARY)

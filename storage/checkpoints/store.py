@@ -13,7 +13,7 @@ from typing import Protocol
 
 import orjson
 
-from storage.errors import ForeignDatabase, StorageError, UnsafeStore
+from storage.errors import ForeignDatabase, StorageError, StoreUnavailable, UnsafeStore
 
 FORMAT = 1
 _RACERS = 16
@@ -58,13 +58,29 @@ class CheckpointStore(Protocol):
     def close(self) -> None: ...
 
 
-def open_store(url: str) -> CheckpointStore:
-    """Open the store that ``url`` names: a folder, which is created when it is not there."""
+def open_store(url: str, *, store_id: str = "") -> CheckpointStore:
+    """Open the store that ``url`` names: a folder, which is created when it is not there.
+
+    With a ``store_id`` only that very store is opened and nothing is created: one that was removed or unmounted must not
+    come back as an empty one. Raises StoreUnavailable.
+    """
     from storage.checkpoints.directory import DirectoryStore
 
     if "://" in url:
         raise UnsafeStore(url, "object stores come with a later release; give a folder")
-    return DirectoryStore(url)
+    store = DirectoryStore(url, must_exist=bool(store_id))
+    if store_id and known_store_id(store) != store_id:
+        store.close()
+        raise StoreUnavailable(f"{url} is not the store that was there before")
+    return store
+
+
+def known_store_id(store: CheckpointStore) -> str | None:
+    """The id of this store; None when it has none yet. Raises ForeignDatabase for a store of a newer Perdure."""
+    try:
+        return _identity(store, store.get("store.json"))
+    except NotFound:
+        return None
 
 
 def store_id(store: CheckpointStore) -> str:
@@ -74,8 +90,12 @@ def store_id(store: CheckpointStore) -> str:
         store.create("store.json", mine)
     except AlreadyExists:
         mine = store.get("store.json")
+    return _identity(store, mine)
+
+
+def _identity(store: CheckpointStore, text: bytes) -> str:
     try:
-        facts = orjson.loads(mine)
+        facts = orjson.loads(text)
         identity, version = str(facts["id"]), int(facts["format"])
     except (ValueError, KeyError, TypeError) as exc:
         raise ForeignDatabase(store.name, "store.json is not readable") from exc

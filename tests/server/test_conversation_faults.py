@@ -319,3 +319,28 @@ async def test_a_killed_server_restarted_on_its_folder_serves_every_acknowledged
             assert own[: acknowledged[number]] == [f"c{number}-{index}" for index in range(acknowledged[number])]
             assert len(own) <= acknowledged[number] + 1
         assert len(server.gateways()) == 1
+
+
+async def test_a_store_that_is_gone_does_not_come_back_as_an_empty_one(tmp_path):
+    """Neither for the actors that are started afterwards, nor for a gateway or a server that is started again."""
+    store, away = tmp_path / "store", tmp_path / "away"
+    data = tmp_path / "data"
+    with Server(data, "--store", str(store), agents=AGENTS, PERDURE_STORE_DEADLINE_SECONDS="1") as server:
+        async with Socket(server.url, "steady", "probe") as socket:
+            await socket.call("appendMessage", message("m0"))
+            store.rename(away)
+            for actor in server.actors():
+                os.kill(actor.pid, signal.SIGKILL)
+            store.mkdir()  # the bare mount point
+            for number in range(3):
+                with pytest.raises(CallFailed, match=r"gives no answer|It is not known whether"):
+                    await socket.call("appendMessage", message(f"lost{number}"))
+        assert list(store.iterdir()) == []
+        server.stop()
+        with pytest.raises(RuntimeError, match="is it mounted"):
+            server.start()
+        assert list(store.iterdir()) == []
+        store.rmdir()
+        away.rename(store)
+        server.start()
+        assert await history(server.url, "steady") == ["m0"]
