@@ -130,7 +130,9 @@ class AwakeConversation:
         self._emit = emit
         self._on_lost = on_lost
         self._sequence = 0
-        self._state: Any = UNSET
+        self._state: Any = UNSET  # as the agent sees it
+        self._confirmed_state: Any = UNSET  # as others may
+        self._unconfirmed_states = 0
         self._joined: dict[ConnectionId, Connection] = {}
         self._joining: dict[ConnectionId, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[Any]] = set()
@@ -151,6 +153,7 @@ class AwakeConversation:
 
     async def _start(self, stored_state: str | None) -> None:
         self._state = self._agent.initial_state if stored_state is None else decode(stored_state.encode())
+        self._confirmed_state = self._state
         await self._agent.session.resume()
         await self._agent.on_start()
 
@@ -216,7 +219,7 @@ class AwakeConversation:
             self._refuse_connection(number, exc)
             return
         self._joined[number] = connection
-        state = None if self._state is UNSET else encode(self._state)
+        state = None if self._confirmed_state is UNSET else encode(self._confirmed_state)
         self._emit(Connected(number, state, connection._is_readonly, connection._sends_protocol))
         if saved is None:
             self.save_connection(connection)
@@ -306,11 +309,14 @@ class AwakeConversation:
             answer.fail(exc)
 
     async def _prove(self, method: RpcMethod) -> None:
-        """Before an answer that may come from memory: an owner with a successor must not give it. Raises Fenced.
+        """Before an answer that may come from memory: an owner with a successor must not give it, nor may a state that it was
+        computed from be unconfirmed. Raises Fenced.
 
         One operation that writes was confirmed, which is a proof; after it nothing may look like "not executed".
         """
-        if not self._opened.is_proved and not (method.is_single and method.verb != "read"):
+        if method.is_single and method.verb != "read":
+            return
+        if self._unconfirmed_states or not self._opened.is_proved:
             await self._opened.database.read(lambda _: None)
 
     async def _connection(self, number: ConnectionId) -> Connection | None:
@@ -388,8 +394,18 @@ class AwakeConversation:
     async def _change_state(self, value: Any, sender: Connection | None) -> None:
         self._agent.validate_state(value, sender)
         text = encode(value)
-        await self._opened.database.write(lambda connection: _write_state(connection, text.decode()))
-        self._state = decode(text)
+        # At once for the agent's own code, so that what comes behind builds on it; for everybody else when it is durable.
+        self._state = state = decode(text)
+        self._unconfirmed_states += 1
+        try:
+            await self._opened.database.write(lambda connection: _write_state(connection, text.decode()))
+        except BaseException:
+            if self._state is state:
+                self._state = self._confirmed_state
+            raise
+        finally:
+            self._unconfirmed_states -= 1
+        self._confirmed_state = state
         besides = None if sender is None else sender._number
         self._emit(
             Push(b'{"state":%b,"type":"cf_agent_state"}' % text, is_protocol=True, besides=besides, phase="state")

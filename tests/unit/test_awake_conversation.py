@@ -552,3 +552,36 @@ async def test_a_refusal_by_somebody_else_does_not_make_a_call_look_unexecuted(t
             assert not error_from(answer.error).is_retryable
         hall.send("lookUp", "lookUp")
         assert (await hall.answer("lookUp")).error == "KeyError: 'nothing'"
+
+
+async def test_a_call_behind_a_state_update_builds_on_it(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect()
+        hall.conversation.submit(SetState(1, b'{"type":"cf_agent_state","state":{"count":10}}'))
+        for number in range(10):
+            hall.send(f"up{number}", "increase")
+        counts = [json.loads((await hall.answer(f"up{number}")).result) for number in range(10)]
+        assert counts == list(range(11, 21))
+        states = [json.loads(event.frame)["state"]["count"] for event in hall.events if isinstance(event, Push)]
+        assert states == list(range(10, 21))
+
+
+async def test_a_state_that_is_not_confirmed_is_told_to_nobody(tmp_path):
+    class Reader(Probe):
+        @rpc(verb="read")
+        async def look(self) -> int:
+            return self.state["count"]
+
+    store = FaultyStore()
+    async with awake(tmp_path, Reader, store=store) as hall:
+        await hall.connect()
+        await hall.call("appendMessage", message("m1"))
+        store.gate.clear()
+        hall.send("up", "increase")
+        hall.send("look", "look")
+        await asyncio.to_thread(store.is_waiting.wait)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not any(isinstance(event, Result) and event.call == b'"look"' for event in hall.events)
+        store.gate.set()
+        assert (await hall.answer("look")).result == b"1"
