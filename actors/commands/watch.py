@@ -21,7 +21,11 @@ from actors.commands.target import Server, conversation, require_listener, serve
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from actors.client import Status
+    from actors.client import Client, Status
+
+
+_SHORTEST_BAR = 4
+_LONGEST_BAR = 24
 
 
 @dataclass(slots=True)
@@ -35,6 +39,7 @@ class Row:
     phase: str = ""
     changed: float = 0.0  # time.monotonic()
     folded: int = 0  # compactions seen
+    trouble: str = ""  # why it is not followed any more
 
     @property
     def title(self) -> str:
@@ -93,9 +98,9 @@ async def _watch(target: Server, rows: list[Row]) -> None:
             return
         for row in rows:
             group.create_task(_follow(target, row, lambda: None))
-        with Live(_table(rows), console=out, auto_refresh=False) as live:
+        with Live(_table(rows, out.width), console=out, auto_refresh=False) as live:
             while True:
-                live.update(_table(rows), refresh=True)
+                live.update(_table(rows, out.width), refresh=True)
                 await asyncio.sleep(0.25)
 
 
@@ -105,37 +110,58 @@ async def _follow(target: Server, row: Row, changed: Callable[[], None]) -> None
 
     try:
         async with Client(target.url, row.agent, row.name, token=target.token) as chat:
+            if await _is_new(chat):
+                row.phase = "new"
+                changed()
             async for status in chat.status():
                 row.take(status)
                 changed()
-    except StorageError as exc:
-        row.phase = str(exc)
+    except (StorageError, TimeoutError) as exc:
+        row.phase, row.trouble = "failed", str(exc)
         changed()
 
 
-def _table(rows: list[Row]) -> "RenderableType":
-    from rich.table import Table
+async def _is_new(chat: "Client") -> bool:
+    """Whether nothing has been said in it; False where the agent has no such method."""
+    from actors.errors import CallFailed, CallRefused
+
+    try:
+        return await chat.get_latest_leaf() is None
+    except (CallRefused, CallFailed):
+        return False
+
+
+def _table(rows: list[Row], width: int) -> "RenderableType":
+    """In the order of `ls`. Where they do not all fit, those that changed last are chosen."""
+    from rich.console import Group
+    from rich.text import Text
 
     from actors.commands.gauge import bar, numbers
+    from actors.commands.terminal import aligned, cut, printable
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("conversation", "phase", "", "tokens", "folded", "last change"):
-        table.add_column(heading, justify="right" if heading in ("tokens", "folded") else "left", no_wrap=True)
-    now = time.monotonic()
-    for row in sorted(rows, key=lambda row: -row.changed)[: _visible_rows()]:
-        tokens = numbers(row.tokens, row.threshold) if row.tokens is not None else "?"
-        ago = f"{now - row.changed:.0f} s ago" if row.changed else "none since the start"
-        table.add_row(
-            row.title,
-            row.phase or "-",
-            bar(row.tokens or 0, row.threshold),
-            tokens,
+    now, room = time.monotonic(), _visible_rows()
+    chosen = sorted(sorted(rows, key=lambda row: (-row.changed, row.title))[:room], key=lambda row: row.title)
+    before = [("conversation", "phase")] + [(row.title, row.phase or "-") for row in chosen]
+    after = [("tokens", "folded", "changed")] + [
+        (
+            numbers(row.tokens, row.threshold) if row.tokens is not None else "?",
             str(row.folded or ""),
-            ago,
+            f"{now - row.changed:.0f} s ago" if row.changed else "",
         )
-    if len(rows) > _visible_rows():
-        table.caption = f"{len(rows) - _visible_rows()} more"
-    return table
+        for row in chosen
+    ]
+    # The bar takes what the rest leaves, and then the names are cut.
+    taken = [line.cell_len for line in aligned([(*a, *b) for a, b in zip(before, after, strict=True)], 10_000)]
+    bar_width = min(_LONGEST_BAR, max(_SHORTEST_BAR, width - max(taken) - 2))
+    bars: list[str | Text] = ["", *(bar(row.tokens or 0, row.threshold, bar_width) for row in chosen)]
+    cells = [(*a, gauge, *b) for a, gauge, b in zip(before, bars, after, strict=True)]
+    lines = aligned(cells, width, right=(3, 4, 5))
+    lines += [Text(cut(f"{row.title}: {printable(row.trouble)}", width), style="red") for row in chosen if row.trouble]
+    if len(rows) > len(chosen):
+        lines.append(
+            Text(f"{len(rows) - len(chosen):,} more do not fit; shown are those that changed last.", style="dim")
+        )
+    return Group(*lines)
 
 
 def _visible_rows() -> int:
@@ -144,5 +170,6 @@ def _visible_rows() -> int:
 
 def _print_line(out: "Console", row: Row) -> None:
     """For a pipe or a file: a line for every change."""
-    out.print(f"{row.title}\t{row.phase}\t{row.tokens}\t{row.threshold or ''}")
+    tokens = "" if row.tokens is None else row.tokens
+    out.print(f"{row.title}\t{row.trouble or row.phase}\t{tokens}\t{row.threshold or ''}")
     out.file.flush()
