@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from actors.cluster.errors import CannotStart
+from actors.cluster.ports import is_served, ports_of
 from actors.cluster.ray_environment import private_folder
 
 _LOCK = "lock"
@@ -27,7 +28,11 @@ class NodeFolder:
 
     @classmethod
     def lock(cls, data: Path, *, wait_seconds: float, may_share: bool) -> "NodeFolder":
-        """Lock DATA/node-0, or with ``may_share`` the first that is free. Blocks up to ``wait_seconds``, then `CannotStart`."""
+        """Lock DATA/node-0, or with ``may_share`` the first that is free. Raises `CannotStart`.
+
+        Blocks up to ``wait_seconds`` for a holder that may be going away; one that serves is not waited for.
+        """
+        is_looked_at = False
         deadline = time.monotonic() + wait_seconds
         number = 0
         while True:
@@ -37,9 +42,10 @@ class NodeFolder:
                 return cls(path, number, descriptor)
             if may_share:
                 number += 1
-            elif time.monotonic() >= deadline:
+            elif time.monotonic() >= deadline or (not is_looked_at and _is_serving(path)):
                 raise CannotStart(f"The data folder {data} is already served by process {_holder(path)}.")
             else:
+                is_looked_at = True
                 time.sleep(0.05)  # the kernel tells nobody when a lock becomes free without blocking a thread for ever
 
     def release(self) -> None:
@@ -62,6 +68,11 @@ def _try_lock(path: Path) -> int | None:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _is_serving(path: Path) -> bool:
+    holder = _holder(path)
+    return holder.isdigit() and any(is_served("127.0.0.1", port) for port in ports_of(int(holder)))
 
 
 def _holder(path: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from actors.cluster.errors import CannotStart
 
+_MOMENT_SECONDS = 0.3
 _LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
@@ -72,6 +73,39 @@ def _listeners() -> dict[str, int]:
             if fields[3] == _LISTEN:
                 found[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
     return found
+
+
+def ports_of(pid: int) -> list[int]:
+    """All TCP ports that a process listens on."""
+    mine = _sockets(Path(f"/proc/{pid}"))
+    return sorted({port for name, port in _listeners().items() if name in mine})
+
+
+def is_served(host: str, port: int) -> bool:
+    """Whether something answers HTTP there, and still does a moment later: a gateway that drains has closed its port."""
+    if not _answers(host, port):
+        return False
+    time.sleep(_MOMENT_SECONDS)
+    return _answers(host, port)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=_MOMENT_SECONDS) as probe:
+            probe.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return probe.recv(5) == b"HTTP/"
+    except OSError:
+        return False
+
+
+def refuse_port_in_use(host: str, port: int) -> None:
+    """A look, without waiting for anybody who may be going away. Raises `CannotStart`."""
+    try:
+        wait_for_port(host, port, 0)
+    except CannotStart as exc:
+        cause = exc.__cause__
+        if not (isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE) or is_served(host, port):
+            raise
 
 
 def wait_for_port(host: str, port: int, wait_seconds: float) -> None:

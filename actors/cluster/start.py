@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Final
 
 from actors.cluster.errors import GaveUp, ServerError
+from actors.cluster.ports import refuse_port_in_use
 from actors.cluster.ray_environment import (
     common_variables,
     make_packages_importable,
@@ -45,6 +46,8 @@ def serve(settings: Settings, announce: Announce, *, gateway: str = GATEWAY, wai
 
             serve_on_cluster(settings, announce, gateway=gateway, module_folder=os.getcwd())
             return 0
+        # What can be known at once is told before anything is made.
+        refuse_port_in_use(settings.host, settings.port)
         return _Child(settings, gateway, wait_seconds).run(announce)
     except ServerError as exc:
         _say(str(exc))

@@ -74,7 +74,9 @@ def serve(
     settings = _settings(flags, config)
     from actors.cluster import start
     from actors.commands.terminal import say
+    from actors.gateway.origins import check_bind
 
+    check_bind(settings.host)
     say("starting; this takes a few seconds ...")
     return start.serve(settings, _announce_listening if settings.address else partial(_announce, settings))
 

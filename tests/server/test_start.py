@@ -202,6 +202,7 @@ async def test_a_users_own_storage_package_in_the_current_folder_hides_nothing_o
             assert second.wait() == 1
             assert third.wait() == 1
             assert second.errors().startswith(f"perdure: The data folder {tmp_path}/data is already served by process ")
+            assert not (tmp_path / "other").exists()
             assert third.errors().startswith(f"perdure: Port {server.port} on 127.0.0.1 is taken by process ")
 
 

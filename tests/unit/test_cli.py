@@ -113,6 +113,14 @@ def test_a_mistake_is_one_sentence_on_stderr(
     assert re.fullmatch(rf"perdure: {sentence}\n", err), err
 
 
+def test_a_start_on_every_address_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", "--host", "0.0.0.0", "--data", str(tmp_path / "data")]) == 1
+    assert re.fullmatch(r"perdure: Without credentials only a loopback address .*\n", capsys.readouterr().err)
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_token_in_a_url_is_never_printed(capsys: pytest.CaptureFixture[str]) -> None:
     for url in ("ws://127.0.0.1:1/?token=CANARY", "ws://me:CANARY@127.0.0.1:1", "nonsense?token=CANARY"):
         assert run(["watch", "a", "--url", url]) == 1

@@ -1,10 +1,12 @@
 """The lock of a node's folder, and the one sentence when it or a port is taken."""
 
+import http.server
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from actors.cluster import ray_environment
 from actors.cluster.errors import CannotStart
 from actors.cluster.folder import NodeFolder
-from actors.cluster.ports import wait_for_port
+from actors.cluster.ports import refuse_port_in_use, wait_for_port
 
 
 def test_a_locked_folder_is_refused_with_the_process_that_holds_it(tmp_path: Path) -> None:
@@ -106,6 +108,39 @@ def test_a_start_waits_for_a_port_that_is_about_to_be_released() -> None:
     taken.listen()
     threading.Timer(0.2, taken.close).start()
     wait_for_port("127.0.0.1", taken.getsockname()[1], 10)
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *_: object) -> None: ...
+
+
+def test_a_port_and_a_folder_whose_holder_serves_are_refused_at_once(tmp_path: Path) -> None:
+    held = NodeFolder.lock(tmp_path, wait_seconds=0, may_share=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            started = time.monotonic()
+            with pytest.raises(CannotStart, match="is taken by process"):
+                refuse_port_in_use("127.0.0.1", server.server_port)
+            with pytest.raises(CannotStart, match="already served by process"):
+                NodeFolder.lock(tmp_path, wait_seconds=60, may_share=False)
+            assert time.monotonic() - started < 30
+        finally:
+            server.shutdown()
+            serving.join()
+    held.release()
+
+
+def test_a_port_of_something_silent_is_not_refused_by_a_quick_look() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refuse_port_in_use("127.0.0.1", taken.getsockname()[1])
 
 
 def test_an_address_of_another_machine_is_told_at_once() -> None:
