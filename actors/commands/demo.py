@@ -61,7 +61,7 @@ async def _play(target: Server, settings: "Settings", pause: float) -> int:
     await require_listener(target)
     name = f"demo-{secrets.token_hex(3)}"
     out = console()
-    out.print(f"A conversation named {name} on {target.url}: somebody plans a birthday picnic.\n")
+    out.print(f"{name} on {target.url}: somebody plans a birthday picnic.")
     async with Client(target.url, DEFAULT_AGENT, name, token=target.token) as chat:
         gauge = Gauge()
         following = asyncio.create_task(gauge.follow(chat))
@@ -85,13 +85,14 @@ async def _talk(chat: "Client", gauge: Gauge, name: str, out: "Console", pause: 
 
     lines = messages(name)
     full = _scale(lines)
+    out.print(f"The gauge is full at {full:,} tokens, for this small conversation only.\n")
     for message in lines:
         await chat.append_message(message)
         text: str = message["parts"][0]["text"]
         tokens = gauge.tokens
         out.print(
             Text(f"{message['role']:>9}  {_shortened(text)}  "),
-            bar(tokens, full, 16),
+            bar(tokens, full, 12),
             Text(f"{tokens:6,} tokens"),
             sep="",
         )
@@ -104,7 +105,7 @@ def _scale(lines: list[dict[str, Any]]) -> int:
     return -(-characters // 1500) * 500  # a third of the characters, up to the next 500
 
 
-def _shortened(text: str, width: int = 48) -> str:
+def _shortened(text: str, width: int = 40) -> str:
     return (text if len(text) <= width else text[: width - 3].rstrip() + "...").ljust(width)
 
 
@@ -116,13 +117,15 @@ async def _compact(chat: "Client", gauge: Gauge, out: "Console") -> None:
         return
     before = gauge.tokens
     if threshold:
-        out.print(f"\nThe server compacts by itself above {threshold:,} tokens. For the demo, now, by request:")
+        out.print(f"\nThe server compacts by itself above {threshold:,} tokens; now we ask for it.")
     result = await chat.compact()
     if result is None:
         out.print("compact(): there was nothing to fold.")
         return
-    out.print(f"compact(): {before:,} -> {gauge.tokens:,} tokens. Every message is still stored; a summary stands for")
-    out.print(f"{result['fromMessageId']} to {result['toMessageId']} when the history is read.")
+    out.print(f"compact(): {before:,} -> {gauge.tokens:,} tokens. Every message is still stored;")
+    out.print(f"when the history is read, a summary stands for {result['fromMessageId']}")
+    out.print(f"to {result['toMessageId']}.")
+    out.print("(This gauge counts the system prompt too; `ls` and `show` count the messages only.)")
 
 
 async def _sleep(name: str, settings: "Settings", out: "Console") -> None:
@@ -132,7 +135,7 @@ async def _sleep(name: str, settings: "Settings", out: "Console") -> None:
 
     from actors.inspection import is_asleep
 
-    out.print(f"\nNow nobody says anything. After {settings.idle_seconds:g} s of that the conversation goes to sleep.")
+    out.print(f"\nNow nobody says anything. After {settings.idle_seconds:g} s of that it goes to sleep.")
     begun = time.monotonic()
     asleep: bool | None = None
     with Live(console=out, auto_refresh=False, transient=True) as live:
@@ -143,12 +146,14 @@ async def _sleep(name: str, settings: "Settings", out: "Console") -> None:
             live.update(Text(f"  {max(0.0, settings.idle_seconds - waited):3.0f} s ..."), refresh=True)
             await asyncio.sleep(0.2)
     if asleep:
-        out.print("Asleep: its actor serves others, its last word in the store is CLOSE. Our socket is still open.")
+        out.print("Asleep: all of it is in the store, and its process serves others.")
+        out.print("Our connection is still open.")
     elif asleep is None:
-        out.print(f"It should be asleep now; {settings.store} cannot be read from here to make sure (--data, --store).")
+        out.print("It should be asleep now. To make sure, say where the store is (--data, --store);")
+        out.print(f"it is not at {settings.store}")
     else:
         out.print(
-            "It is still awake: the server has a longer idle time than we know of (--config, PERDURE_IDLE_SECONDS)."
+            "It is still awake: the server's idle time is longer than we know of\n(--config, PERDURE_IDLE_SECONDS)."
         )
 
 
@@ -162,6 +167,6 @@ async def _wake(chat: "Client", before: list[dict[str, Any]], out: "Console") ->
     if after != before:
         out.print("\nAwake, but the history is not the one from before. That is a fault of Perdure.")
         return False
-    out.print(f"\nA read on the same socket woke it: {milliseconds:.1f} ms, its claim and restore included.")
-    out.print(f"All {len(after)} entries of the history are as they were. The same read again, awake: {again:.1f} ms.")
+    out.print(f"\nA read on the same socket woke it: {milliseconds:.1f} ms, restoring it included.")
+    out.print(f"The same read again, awake: {again:.1f} ms. All {len(after)} entries are as they were.")
     return True

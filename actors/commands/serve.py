@@ -118,12 +118,16 @@ def _announce(settings: "Settings", host: str, port: int) -> None:
     url = "" if port == DEFAULT_PORT else f" --url ws://{host}:{port}"
     place = _place(settings)
     hints = {
-        f"demo{url}{place}": "a minute: token gauge, compaction, hibernation, wake",
+        f"demo{url}{place}": "a minute: gauge, compaction, sleep, wake",
         f"watch{url}{place}": "live token usage",
-        f"ls{place}": "the conversations of the store; `show NAME` prints one",
+        f"ls{place}": "the conversations; `show NAME` prints one",
     }
-    width = max(map(len, hints))
-    lines = [f"  {_own_name()} {verb.ljust(width)}   {what}" for verb, what in hints.items()]
+    commands = {f"{_own_name()} {verb}": what for verb, what in hints.items()}
+    width = max(map(len, commands))
+    if 2 + width + 3 + max(map(len, hints.values())) <= 80:
+        lines = [f"  {command.ljust(width)}   {what}" for command, what in commands.items()]
+    else:
+        lines = [line for command, what in commands.items() for line in (f"  # {what}", f"  {command}")]
     ending = f"Logs: {settings.data}. Ctrl-C puts every conversation to sleep and ends."
     print("\n".join(["", "Try in another terminal:", *lines, ending]), file=sys.stderr, flush=True)
 

@@ -73,6 +73,7 @@ def test_the_demo_shows_gauge_compaction_sleep_and_wake(tmp_path: Path) -> None:
     before, after = re.search(r"compact\(\): ([\d,]+) -> ([\d,]+) tokens", done.stdout).groups()  # type: ignore[union-attr]
     assert int(after.replace(",", "")) < int(before.replace(",", ""))
     assert "Asleep: " in done.stdout
+    assert [line for line in done.stdout.splitlines() if len(line) > 84] == []
     assert re.search(r"A read on the same socket woke it: [\d.]+ ms", done.stdout)
 
 
