@@ -20,6 +20,7 @@ from actors.cluster import ray_environment as environment
 from actors.cluster.errors import ServerError
 from actors.cluster.folder import NodeFolder
 from actors.cluster.ports import listeners_of_session, wait_for_port
+from actors.cluster.ray_messages import RayMessages
 from actors.settings import Settings
 
 logger = logging.getLogger("perdure.server")
@@ -94,6 +95,8 @@ def main() -> NoReturn:
     link = ParentLink()
     reports = Reports(int(sys.argv[1]))
     os.umask(0o077)
+    standard_output: Any = RayMessages(sys.stdout)
+    sys.stdout = standard_output
     orders = json.loads(link.read_line())
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
