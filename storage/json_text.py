@@ -15,23 +15,39 @@ from typing import Any
 
 import orjson
 
+MAX_DEPTH = 128
+"""So many objects and lists may be inside each other, the outermost counted. orjson writes 254, which leaves room for what
+is wrapped around a message on its way to a client."""
+
 _STRICT = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def dump(value: Any) -> tuple[Any, str]:
     """`value` as plain JSON, and its text. Raises TypeError or ValueError with the reason if it has none."""
+    plain = value
     try:
-        return value, orjson.dumps(value, option=_STRICT).decode()
-    except TypeError:
-        pass  # something rare: let the slow way find out what
-    try:
-        plain = _plain(value)
-        text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = orjson.dumps(value, option=_STRICT).decode()
+    except TypeError:  # something rare: let the slow way find out what
+        try:
+            plain = _plain(value)
+            text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and is_too_deep(plain):  # counting first is what costs nothing
+        raise ValueError("nested too deeply")
+    if plain is not value:
         orjson.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
     return plain, text
+
+
+def is_too_deep(value: Any, levels: int = MAX_DEPTH) -> bool:
+    """Whether more than this many objects and lists are inside each other; a value that holds itself is too deep."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return False
+    return levels == 0 or any(is_too_deep(item, levels - 1) for item in value)
 
 
 def load(text: str | bytes) -> Any:
@@ -112,7 +128,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value)
+        return _integer(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -126,6 +142,15 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return _plain(value.model_dump(by_alias=True, exclude_unset=True))
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _integer(value: int) -> int:
+    """Readers of JSON keep numbers as doubles: what would be infinite there cannot be read back."""
+    try:
+        float(value)
+    except OverflowError:
+        raise ValueError("a number is too large") from None
+    return int(value)
 
 
 def _key(key: Any) -> str:

@@ -59,7 +59,8 @@ from storage.checkpoints import (
     close_conversation,
     open_conversation,
 )
-from storage.errors import Closed, Fenced, InvalidArgument, StorageError
+from storage.errors import Closed, Fenced, InvalidArgument, LimitExceeded, StorageError
+from storage.json_text import MAX_DEPTH, is_too_deep
 
 logger = logging.getLogger("perdure.conversation")
 
@@ -393,9 +394,9 @@ class AwakeConversation:
 
     async def _change_state(self, value: Any, sender: Connection | None) -> None:
         self._agent.validate_state(value, sender)
-        text = encode(value)
+        text, state = _plain_state(value)
         # At once for the agent's own code, so that what comes behind builds on it; for everybody else when it is durable.
-        self._state = state = decode(text)
+        self._state = state
         self._unconfirmed_states += 1
         try:
             await self._opened.database.write(lambda connection: _write_state(connection, text.decode()))
@@ -487,6 +488,20 @@ class AwakeConversation:
         if self._opened.is_claimed and not self._opened.database.is_lost:
             with contextlib.suppress(StorageError):  # what only memory held is no promise
                 await session.hibernate()
+
+
+def _plain_state(value: Any) -> tuple[bytes, Any]:
+    """The state as JSON text, and as what is read from that. Raises LimitExceeded, ValueError."""
+    try:
+        text = encode(value)
+    except ValueError:
+        if is_too_deep(value):
+            raise LimitExceeded("The nesting of a state", f"{MAX_DEPTH} levels") from None
+        raise
+    state = decode(text)
+    if is_too_deep(state):
+        raise LimitExceeded("The nesting of a state", f"{MAX_DEPTH} levels")
+    return text, state
 
 
 def _read_state(connection: sqlite3.Connection) -> str | None:

@@ -8,6 +8,13 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
+_MAX_DEPTH = 300
+"""Of what is sent: a stored message of any version (254), and what is wrapped around it."""
+
+
+class Unreadable(ValueError):
+    """It may well be JSON, but is nested more deeply, or has a longer number, than is read here."""
+
 
 def encode(value: Any) -> bytes:
     """JSON text as JavaScript would write it: NaN and infinities are ``null``, lone surrogates U+FFFD.
@@ -22,7 +29,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(text: bytes) -> Any:
-    """Raises ValueError for what is not JSON."""
+    """Raises ValueError for what is not JSON, Unreadable for what goes beyond all reason."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -59,7 +66,7 @@ def _encode_slowly(value: Any) -> bytes:
 
 
 def _finite(value: Any, depth: int = 0) -> Any:
-    if depth > 200:
+    if depth > _MAX_DEPTH:
         raise ValueError
     if isinstance(value, float):
         return value if value - value == 0 else None
@@ -80,9 +87,16 @@ def _replace_surrogates(text: str) -> bytes:
 def _decode_slowly(text: bytes) -> Any:
     """Like JSON.parse where orjson is stricter: lone surrogates in escapes, integers of any size."""
     try:
-        return json.loads(text, parse_constant=_refuse)
-    except RecursionError as exc:
-        raise ValueError("nested too deeply") from exc
+        return json.loads(text, parse_constant=_refuse, parse_int=_integer)
+    except RecursionError:
+        raise Unreadable("it is nested too deeply") from None
+
+
+def _integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python's own limit; its time to read a number grows with the square of the length
+        raise Unreadable("a number in it is too large") from None
 
 
 def _refuse(name: str) -> Any:

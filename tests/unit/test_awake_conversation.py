@@ -239,6 +239,30 @@ async def test_a_read_only_connection_cannot_change_the_state_in_any_way(tmp_pat
         assert (await hall.connect(saved=saved)).is_readonly
 
 
+async def test_a_state_that_is_nested_too_deeply_is_refused_in_words(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect(1)
+        for depth in (128, 129, 900):
+            hall.conversation.submit(SetState(1, b'{"state":%b}' % (b"[" * depth + b"]" * depth)))
+        refused = await hall.until(StateRefused)
+        assert refused.error == "The nesting of a state is over the limit of 128 levels; nothing was stored."
+        await hall.call("getPathLength")
+        assert [event for event in hall.events if isinstance(event, StateRefused)] == [refused, refused]
+        assert (await hall.connect(2)).state == b"[" * 128 + b"]" * 128
+
+
+async def test_a_message_of_every_depth_that_is_stored_can_be_read(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect(1)
+        value: object = 2**70
+        for _ in range(125):
+            value = [value]
+        await hall.call("appendMessage", {"id": "m", "role": "user", "parts": [{"data": value}]})
+        assert (await hall.call("getMessage", "m"))["id"] == "m"
+        assert len((await hall.call("getRecentHistory", 1_000_000))["messages"]) == 1
+        assert len(await hall.call("getHistory")) == 1
+
+
 async def test_a_state_that_the_agent_refuses_is_refused_without_its_reason(tmp_path):
     class Strict(Probe):
         def validate_state(self, value, connection):

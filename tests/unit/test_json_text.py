@@ -5,7 +5,7 @@ import json
 import orjson
 import pytest
 
-from actors.conversation.json_text import decode, encode
+from actors.conversation.json_text import Unreadable, decode, encode
 
 
 def test_numbers_without_json_become_null():
@@ -48,3 +48,17 @@ def test_deep_nesting_is_refused_and_harms_nobody():
 def test_nan_in_a_frame_is_not_json():
     with pytest.raises(ValueError):
         decode(b'{"x":NaN}')
+
+
+@pytest.mark.parametrize("besides", ["", 2**70, "\ud800"])
+def test_whatever_was_stored_can_be_sent_with_what_is_wrapped_around_it(besides):
+    value: object = besides
+    for _ in range(254 + 20):  # 254: what releases before the limit have stored
+        value = {"a": [value]} if isinstance(value, str) else [value]
+    assert decode(encode(value)) is not None
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000 + b"]" * 100_000, b"9" * 5_000])
+def test_what_may_be_json_beyond_all_reason_is_told_from_what_is_not(text):
+    with pytest.raises(Unreadable):
+        decode(text)

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from storage.errors import InvalidMessage
-from storage.json_text import clean, dump, javascript_json, load, parse
+from storage.json_text import MAX_DEPTH, clean, dump, is_too_deep, javascript_json, load, parse
 from storage.records import LATEST, RecentHistory, SessionMessage, StoredCompaction, decode, encode
 
 TEXT = [{"type": "text", "text": "x"}]
@@ -137,3 +137,40 @@ def test_parse_repairs_lone_surrogates_that_were_escaped():
 )
 def test_numbers_are_written_as_javascript_writes_them(value, text):
     assert javascript_json(value) == text
+
+
+def nested(levels: int) -> dict:
+    """A message of so many levels."""
+    value: object = "leaf"
+    for _ in range(levels - 3):
+        value = [value]
+    return {"id": "m", "role": "user", "parts": [{"type": "data", "data": value}]}
+
+
+@pytest.mark.parametrize("wide", ["", 2**70, "\ud800"])  # the fast way and the slow way
+def test_the_depth_of_a_message_has_one_limit(wide):
+    assert encode({**nested(MAX_DEPTH), "wide": wide})
+    with pytest.raises(InvalidMessage, match="nested too deeply"):
+        encode({**nested(MAX_DEPTH + 1), "wide": wide})
+
+
+def test_brackets_in_a_text_are_no_depth():
+    assert encode({"id": "m", "role": "user", "parts": [{"type": "text", "text": "[{" * 1_000}, *TEXT * 1_000]})
+
+
+def test_a_value_that_holds_itself_is_too_deep():
+    value: list = []
+    value += [value, value]
+    assert is_too_deep(value)
+
+
+@pytest.mark.parametrize(
+    "number", [10**400, -(10**400), 10**5_000, 2**1024], ids=["long", "negative", "very long", "just"]
+)
+def test_a_number_that_no_reader_can_hold_is_refused_in_our_words(number):
+    with pytest.raises(InvalidMessage, match=r"not stored: a number is too large\.$"):
+        encode({"id": "m", "role": "user", "parts": [], "n": number})
+
+
+def test_the_largest_double_is_stored():
+    assert encode({"id": "m", "role": "user", "parts": [], "n": 2**1024 - 2**971})
