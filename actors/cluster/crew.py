@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ SURPLUS_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 0.25
 LAST_PAUSE_SECONDS = 10.0
 """Pause after a start that failed; it doubles from the first to the last."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MAX_LINE = 300
 
 
 class Lane(Protocol):
@@ -142,7 +145,7 @@ class Crew:
         if task.cancelled():
             self._start_failed(token, "was cancelled")
         elif (error := task.exception()) is not None:
-            self._start_failed(token, f"{type(error).__name__}: {error}")
+            self._start_failed(token, _in_a_line(error))
 
     def _start_failed(self, token: str, why: str) -> None:
         if self._start is None or self._start.token != token:
@@ -282,3 +285,13 @@ class Crew:
         for actor in self._actors.values():
             assert actor.pulse is not None
             actor.pulse.stop()
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Ray tells an error of an actor as a paragraph: its kind, a traceback, and what was raised at the end."""
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    is_traceback = any(line.startswith(("File ", "Traceback ")) for line in lines)
+    said = lines[-1] if is_traceback else lines[0]
+    return f"{type(error).__name__}: {said[:_MAX_LINE]}"

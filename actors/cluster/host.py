@@ -215,10 +215,12 @@ class ConversationHost:
         try:
             await lease.tenancy.spawn(lease.conversation.hibernate(order.grace_seconds))
         except StorageError as exc:
-            if not isinstance(exc, Fenced) and not lease.is_lost:
-                raise
-            self._lost(lane, lease, exc)
-            return
+            if isinstance(exc, Fenced) or lease.is_lost:
+                self._lost(lane, lease, exc)
+                return
+            # What was acknowledged is in the store, and the next wake claims without a CLOSE.
+            logger.warning("no CLOSE: %s (lease %d, %s)", lease.key.digest[:12], lease.number, type(exc).__name__)
+            exc.__traceback__ = None  # its frames hold the conversation
         # Any other error ends the process: the keeper sees the end of file, and the next wake claims without a CLOSE.
         is_spare_ok = await self._drop(lease) and not order.is_last
         logger.info("asleep: %s (lease %d)", lease.key.digest[:12], lease.number)

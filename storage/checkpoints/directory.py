@@ -30,7 +30,7 @@ class DirectoryStore:
 
     def __init__(self, root: str | Path, *, anonymous: bool | None = None, must_exist: bool = False) -> None:
         """Open, and create when it is not there; one that ``must_exist`` has a store.json. ``anonymous`` False = never use
-        files without a name (for tests)."""
+        files without a name (for tests). What is there opens on a read-only disk too."""
         self._path = Path(root).absolute()
         try:
             if not must_exist:
@@ -39,11 +39,12 @@ class DirectoryStore:
             if must_exist:
                 os.stat("store.json", dir_fd=self._root)
             self._durable: dict[str, None] = {"": None}  # folders whose own entry is known to be synced
-            self._anonymous = self._can_link_anonymous() if anonymous is None else anonymous
-            self._ensure_folder(_TEMPORARY)
-            self._sweep()
+            self._anonymous = anonymous  # None = asked at the first create
         except OSError as exc:
             raise StoreUnavailable(f"{self._path}: {exc.strerror}") from exc
+        with contextlib.suppress(OSError):  # neither is needed yet
+            self._ensure_folder(_TEMPORARY)
+            self._sweep()
 
     @property
     def name(self) -> str:
@@ -149,6 +150,8 @@ class DirectoryStore:
 
     def _link(self, folder: str, key: str, data: bytes) -> bool:
         """Write and link one object, unsynced folder; False when the key is taken."""
+        if self._anonymous is None:
+            self._anonymous = self._can_link_anonymous()
         if self._anonymous:
             descriptor = os.open(
                 folder or ".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode=0o600, dir_fd=self._root
@@ -173,6 +176,7 @@ class DirectoryStore:
         return True
 
     def _write_temporary(self, data: bytes, *, sync: bool) -> str:
+        self._ensure_folder(_TEMPORARY)
         temporary = f"{_TEMPORARY}/{os.getpid()}-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, mode=0o600, dir_fd=self._root)

@@ -1,5 +1,6 @@
 """One suite that every checkpoint store must pass, and what is particular to the one in a folder."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -274,3 +275,33 @@ def test_a_path_that_is_no_folder_is_one_clear_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match="file"):
         open_store(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("anonymous", [None, False])
+def test_a_store_that_cannot_be_written_is_opened_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anonymous: bool | None
+) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    store.create("a/x", b"1")
+    store.close()
+    (tmp_path / "store" / ".t").rmdir()
+    open_file = os.open
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def open_read_only(path: str, flags: int, *arguments: int, **options: int) -> int:
+        return refuse() if flags & (os.O_WRONLY | os.O_RDWR) else open_file(path, flags, *arguments, **options)
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "open", open_read_only)
+        for name in ("mkdir", "link", "unlink", "replace"):
+            read_only.setattr(os, name, refuse)
+        store = DirectoryStore(tmp_path / "store", anonymous=anonymous)
+        assert store.get("a/x") == b"1"
+        with pytest.raises(StoreUnavailable, match="Read-only"):
+            store.create("a/y", b"2")
+    store.create("a/y", b"2")
+    store.put_hint("a/hint", b"3")
+    assert list(store.list("a/")) == ["hint", "x", "y"]
+    store.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from actors.cluster.lane import Body
 from actors.conversation.events import Command, Event, Push, Returned, Rpc
 from actors.errors import NotMine
 from storage.checkpoints.keys import ConversationKey
-from storage.errors import Closed, Fenced, StoreUnavailable
+from storage.errors import Closed, Fenced, OutcomeUnknown, StoreUnavailable
 
 ALICE = ConversationKey("conversation", "alice")
 
@@ -295,8 +296,22 @@ async def test_a_failure_of_the_machinery_ends_the_process(world: World) -> None
     assert await asyncio.wait_for(world.ended, 5) == 1
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable("timeout"), OutcomeUnknown()])
+async def test_a_hibernation_without_a_close_is_one_line_and_leaves_a_spare(
+    world: World, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    (await world.wake()).error = error
+    assert await world.sleep() == (1, Asleep(is_spare_ok=True))
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.levelno == logging.WARNING
+    assert record.exc_info is None
+    assert f"(lease 1, {type(error).__name__})" in record.getMessage()
+    assert "\n" not in record.getMessage()
+    await world.wake(2)
+
+
 async def test_a_hibernation_that_fails_ends_the_process_without_a_word(world: World) -> None:
-    (await world.wake()).error = StoreUnavailable("timeout")
+    (await world.wake()).error = RuntimeError("broken")
     world.keeper.send(1, Sleep(False, 1.0, False))
     assert await asyncio.wait_for(world.ended, 5) == 1
     assert world.keeper.inbox.empty()
