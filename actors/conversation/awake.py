@@ -259,7 +259,6 @@ class AwakeConversation:
 
     def _admit(self, command: Rpc) -> None:
         """Refuse at once what can never run; let the rest run in a task of its own, in this order."""
-        request: Request | None = None
         method: RpcMethod | None = None
         try:
             request = parse_request(command)
@@ -268,8 +267,7 @@ class AwakeConversation:
             method = find_method(self._agent, request.name)
             arguments = method.bind(request.arguments)
         except Exception as exc:
-            if request is not None:
-                self._emit(failure(command.connection, request.call, exc, method))
+            self._emit(failure(command.connection, command.call, exc, method))
             return
         joined = None
         if command.connection not in self._joining:  # else it must not overtake those that wait for the join

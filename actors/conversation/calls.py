@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.agent import Agent
 from actors.conversation.events import ConnectionId, Event, Failure, Result, Rpc
-from actors.conversation.json_text import decode, encode
+from actors.conversation.json_text import Unreadable, decode, encode
 from actors.errors import CallFailed, MethodNotCallable, NotAllowed, TryAgain, UnknownMethod
 from actors.redaction import what_failed
 from actors.rpc import RpcMethod
@@ -52,8 +52,11 @@ class Request:
 
 
 def parse_request(command: Rpc) -> Request:
-    """The gateway has checked that id and method are text and that args is a list."""
-    value = decode(command.frame)
+    """The gateway has checked that id and method are text and that args is a list. Raises InvalidArgument."""
+    try:
+        value = decode(command.frame)
+    except Unreadable as exc:  # the gateway, with less on its stack, could just read it
+        raise InvalidArgument(f"The call was not executed: {exc}.") from None
     return Request(command.connection, command.call, value["method"], value["args"])
 
 

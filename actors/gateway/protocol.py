@@ -3,12 +3,13 @@
 Results, states and errors arrive here as JSON text that is already encoded and are only spliced into their frame.
 """
 
+import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import orjson
 
-from actors.conversation.json_text import decode, encode
+from actors.conversation.json_text import Unreadable, decode, encode
 
 # ---- received -------------------------------------------------------------------------------------------------
 
@@ -36,7 +37,14 @@ class OtherFrame:
     is_text: bool
 
 
-Received: TypeAlias = RpcFrame | StateFrame | OtherFrame
+@dataclass(frozen=True, slots=True)
+class UnreadableFrame:
+    """A request, or a state update, that goes beyond what is read here."""
+
+    answer: bytes
+
+
+Received: TypeAlias = RpcFrame | StateFrame | OtherFrame | UnreadableFrame
 
 
 def parse(message: str | bytes) -> Received:
@@ -44,7 +52,10 @@ def parse(message: str | bytes) -> Received:
     if isinstance(message, bytes):
         return OtherFrame(message, is_text=False)
     payload = message.encode()
-    value = _object(payload)
+    try:
+        value = _object(payload)
+    except Unreadable as exc:
+        return _unreadable(payload, str(exc))
     kind = value.get("type")
     if kind == "rpc" and _is_call(value):
         return RpcFrame(payload, encode(value["id"]))
@@ -58,7 +69,9 @@ def _object(payload: bytes) -> dict[str, object]:
         return {}
     try:
         value = decode(payload)
-    except ValueError:  # not JSON, or nested beyond what we read
+    except Unreadable:
+        raise
+    except ValueError:  # not JSON
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -69,6 +82,46 @@ def _is_call(value: dict[str, object]) -> bool:
         and isinstance(value.get("method"), str)
         and isinstance(value.get("args"), list)
     )
+
+
+_MAX_TOKENS = 250_000  # a tenth of a second; longer frames of this kind are ignored
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|\[+|\]+|[{}]', re.DOTALL)
+_LONG_NUMBER = re.compile(rb"(?<!\d)\d{4000,}")
+
+
+def _unreadable(payload: bytes, why: str) -> UnreadableFrame | OtherFrame:
+    """An answer, if this looks like JSON and its outermost level is that of a request or of a state update."""
+    try:
+        value = _object(_LONG_NUMBER.sub(b"0", _outermost(payload)))
+    except ValueError:
+        value = {}
+    if value.get("type") == "rpc" and _is_call(value):
+        return UnreadableFrame(failure(encode(value["id"]), f"The call was not executed: {why}."))
+    if value.get("type") == "cf_agent_state" and "state" in value:
+        return UnreadableFrame(state_error(f"The state was not stored: {why}."))
+    return OtherFrame(payload, is_text=True)
+
+
+def _outermost(payload: bytes) -> bytes:
+    """The text without what is inside the objects and lists of its outermost level; b"" if there is no end, or too much."""
+    kept: list[bytes] = []
+    depth = start = 0
+    for count, token in enumerate(_TOKEN.finditer(payload)):
+        length = token.end() - token.start()
+        if count > _MAX_TOKENS or depth < 0:
+            return b""
+        if token[0][:1] in b"[{":
+            if depth <= 1:
+                until = token.start() + 1
+                kept.append(payload[start:until])
+                start = until
+            depth += length
+        elif token[0][:1] in b"]}":
+            if depth > 1 >= depth - length:
+                start = token.end() - 1
+            depth -= length
+    kept.append(payload[start:])
+    return b"".join(kept) if depth == 0 else b""
 
 
 # ---- sent -----------------------------------------------------------------------------------------------------

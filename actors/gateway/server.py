@@ -29,7 +29,7 @@ from actors.gateway.asking import Asking, Conversations
 from actors.gateway.delivery import Delivery
 from actors.gateway.http import Answer, Pages, answer_of, is_upgrade
 from actors.gateway.origins import OriginRules, check_bind, is_loopback
-from actors.gateway.protocol import OtherFrame, RpcFrame, StateFrame, parse
+from actors.gateway.protocol import Received, RpcFrame, StateFrame, UnreadableFrame, parse
 from actors.gateway.routing import Refusal, Route, Target, client_id, find, without_token
 from actors.gateway.socket import ServedAgent, Socket, Timing, Wire
 from actors.gateway.socket_log import SocketLog
@@ -233,13 +233,15 @@ class Gateway(Delivery):
             if count % _YIELD_EVERY == 0:  # frames that are here already are handed out without a pause
                 await asyncio.sleep(0)
 
-    def _receive(self, socket: Socket, received: RpcFrame | StateFrame | OtherFrame) -> None:
+    def _receive(self, socket: Socket, received: Received) -> None:
         if isinstance(received, RpcFrame):
             if self._is_draining:
                 socket.send_text(protocol.failure(received.call, str(Draining())))
                 return
             socket.in_flight += 1
             self._keeper.submit(socket.key, Rpc(socket.number, received.frame, received.call))
+        elif isinstance(received, UnreadableFrame):
+            socket.send_text(received.answer)
         elif self._is_draining:
             return
         elif isinstance(received, StateFrame):

@@ -609,3 +609,15 @@ async def test_a_state_that_is_not_confirmed_is_told_to_nobody(tmp_path):
         assert not any(isinstance(event, Result) and event.call == b'"look"' for event in hall.events)
         store.gate.set()
         assert (await hall.answer("look")).result == b"1"
+
+
+async def test_a_call_that_only_the_gateway_could_read_is_answered(tmp_path):
+    async with awake(tmp_path) as hall:
+        await hall.connect()
+        deep = b"[" * 5_000 + b"]" * 5_000
+        hall.conversation.submit(Rpc(1, b'{"type":"rpc","id":"x","method":"getHistory","args":%b}' % deep, b'"x"'))
+        answer = await hall.answer("x")
+        assert (answer.error, answer.code) == (
+            "The call was not executed: it is nested too deeply.",
+            "invalid_argument",
+        )

@@ -1,9 +1,10 @@
 import json
+import time
 
 import pytest
 
 from actors.gateway import protocol
-from actors.gateway.protocol import OtherFrame, RpcFrame, StateFrame, parse
+from actors.gateway.protocol import OtherFrame, RpcFrame, StateFrame, UnreadableFrame, parse
 
 CALL = {"type": "rpc", "id": "1", "method": "add", "args": [1, 2]}
 
@@ -47,9 +48,56 @@ def test_what_is_not_a_request_is_passed_on_as_it_came(text):
     assert parse(text) == OtherFrame(text.encode(), is_text=True)
 
 
-def test_nesting_beyond_all_reason_is_no_request():
-    deep = '{"type":"rpc","id":"1","method":"add","args":' + "[" * 100_000 + "]" * 100_000 + "}"
-    assert isinstance(parse(deep), OtherFrame)
+OBJECTS = '{"a":' * 50_000 + "1" + "}" * 50_000
+LISTS = "[" * 100_000 + "]" * 100_000
+NUMBER = "9" * 5_000
+DEEP = "The call was not executed: it is nested too deeply."
+LARGE = "The call was not executed: a number in it is too large."
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (f'{{"type":"rpc","id":"\\u00e91","method":"add","args":{LISTS}}}', DEEP),
+        (f'{{"args":[1,{OBJECTS},"]"],"x":[[1],{{}}], "type":"rpc","id":"é1","method":"a\\"[" }} ', DEEP),
+        (f'{{"type":"rpc","id":"é1","method":"add","args":[], "x": -{NUMBER}}}', LARGE),
+        (f'{{"type":"rpc","args":[{{"x":{NUMBER}}}],"id":"é1","method":"add"}}', LARGE),
+    ],
+)
+def test_a_request_beyond_all_reason_is_answered(text, error):
+    received = parse(text)
+    assert isinstance(received, UnreadableFrame)
+    assert json.loads(received.answer) == {"type": "rpc", "id": "é1", "success": False, "error": error}
+
+
+def test_a_state_beyond_all_reason_is_refused():
+    received = parse(f'{{"type":"cf_agent_state","state":{LISTS}}}')
+    assert isinstance(received, UnreadableFrame)
+    error = "The state was not stored: it is nested too deeply."
+    assert json.loads(received.answer) == {"type": "cf_agent_state_error", "error": error}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"type":"rpc","id":"1","method":"add","args":{LISTS[:-1]}}}',
+        f'{{"type":"rpc","id":"1","method":"add","args":{LISTS}]}}',
+        f'{{"type":"rpc","id":"1","method":"add","args":{LISTS}',
+        f'{{"type":"rpc","id":"1","method":"add","args":{LISTS}}} x',
+        f'{{"type":"rpc","id":7,"method":"add","args":{LISTS}}}',
+        f'{{"type":"rpc","id":"1","method":"add","args":{OBJECTS}}}',
+        f'{{"type":"ping","id":"1","method":"add","args":{LISTS}}}',
+        f'{{"args":[{{"type":"rpc","id":"1","method":"add","args":[]}}],"x":{LISTS}}}',
+        f'{{"x":{LISTS},"type":"rpc","id":"1","method":"add","args":"' + '\\"' * 2_000_000,
+        f'{{"type":"rpc","id":"1","method":"add","args":[{"[{}]," * 1_000_000}{LISTS}]}}',
+        NUMBER,
+    ],
+    ids=range(11),
+)
+def test_what_is_malformed_besides_is_ignored_and_costs_little(text):
+    started = time.process_time()
+    assert isinstance(parse(text), OtherFrame)
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
