@@ -24,3 +24,20 @@ def floor_above(store: CheckpointStore, prefix: str, slot: int) -> bool:
     """Whether slots after ``slot`` may have been deleted."""
     floors = slots_in(store, f"{prefix}/floor")
     return bool(floors) and floors[-1] > slot
+
+
+def is_lost(store: CheckpointStore, prefix: str, slot: int) -> bool:
+    """Whether the log lacks a record that it had, for whoever has just found ``slot`` absent.
+
+    It is lost when something later is there, and so is the first one: no collection deletes that. Also True when a
+    collection took ``slot`` meanwhile: then the floor, read after this, is above it.
+    """
+    if slot == 0 and not store.list(f"{prefix}/"):
+        return False
+    slots = slots_in(store, f"{prefix}/log")
+    return (
+        bool(slots and slots[-1] > slot)
+        or (slot > 0 and slots[:1] != [0])
+        or any(at >= slot for at in slots_in(store, f"{prefix}/snap"))
+        or (slot == 0 and bool(slots_in(store, f"{prefix}/floor")))
+    ) and not store.exists(slot_key(prefix, slot))

@@ -24,9 +24,9 @@ steps between those calls sees every interleaving there is.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from storage.checkpoints.layout import floor_above, slot_key
+from storage.checkpoints.layout import floor_above, is_lost, slot_key
 from storage.checkpoints.records import ZERO, Codec, Header, Kind, decode, digest_of
-from storage.checkpoints.replay import NOTHING, Base, Image, load_newest
+from storage.checkpoints.replay import NOTHING, Base, Image, check_progress, load_newest, lost
 from storage.checkpoints.store import AlreadyExists, CheckpointStore, NotFound
 from storage.checkpoints.tail import Change
 from storage.errors import CorruptRecord, Fenced, StoreUnavailable
@@ -98,20 +98,32 @@ class SlotLog:
         ``warm`` is the slot that ``image`` holds already; it is used only if that slot still has that digest.
         Raises Damaged, with nothing written; or StoreUnavailable.
         """
-        base = self._still_there(image, warm)
+        base, stale = self._still_there(image, warm), None
         while True:
             if base is None:
                 base = load_newest(self._store, self.prefix, image, self.codec)
+                check_progress(self.prefix, base, stale)
             self._start_at(base)
-            if self._replay(image, base) and not floor_above(self._store, self.prefix, base.slot):
+            if self._replay(image, base, is_whole=base is warm) and not floor_above(
+                self._store, self.prefix, base.slot
+            ):
                 self.is_owner = True
                 return base
-            base = (
-                None  # the start was collected meanwhile: an OPEN that was written stays, and the replay starts again
-            )
+            # the start was collected meanwhile: an OPEN that was written stays, and the replay starts again
+            stale, base = base, None
+
+    def check_new(self) -> None:
+        """For whoever found slot 0 absent. Raises CorruptRecord when this log was written before and has lost it."""
+        if is_lost(self._store, self.prefix, 0):
+            raise lost(self.prefix, 0)
 
     def claim_new(self) -> None:
-        """Become the first owner of a log that must be empty. Raises Fenced when somebody has written; or StoreUnavailable."""
+        """Become the first owner of a log that must be empty.
+
+        Raises Fenced when somebody has written; CorruptRecord, with nothing written, like `check_new`; or StoreUnavailable.
+        """
+        if self.slot < 0:
+            self.check_new()
         if self._pending is None and self.slot < 0:
             self._prepare(Kind.OPEN, epoch=1)
         if self._pending is not None:
@@ -137,13 +149,20 @@ class SlotLog:
         self._snapshot, self.bytes = (base, 0), 0
         self.last_writer, self.was_closed = b"", True
 
-    def _replay(self, image: Image, base: Base) -> bool:
-        """Apply the slots after ``base`` until an OPEN of our own is in; False when the base turned out to be stale."""
+    def _replay(self, image: Image, base: Base, *, is_whole: bool) -> bool:
+        """Apply the slots after ``base`` until an OPEN of our own is in; False when the base turned out to be stale.
+
+        ``is_whole``: the end of the log is known, so what is absent there needs no second look.
+        """
         while True:
             name = slot_key(self.prefix, self.slot + 1)
             try:
                 data = self._store.get(name)
             except NotFound:
+                if not is_whole and is_lost(self._store, self.prefix, self.slot + 1):
+                    if floor_above(self._store, self.prefix, base.slot):
+                        return False
+                    raise lost(self.prefix, self.slot + 1) from None
                 image.check()
                 self._prepare(Kind.OPEN, epoch=self.epoch + 1)
                 if self._put():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from storage.checkpoints.layout import floor_above, slot_key, slots_in, snapshot_key
+from storage.checkpoints.layout import floor_above, is_lost, slot_key, slots_in, snapshot_key
 from storage.checkpoints.records import ZERO, Codec, Header, Kind, Record, decode
 from storage.checkpoints.store import CheckpointStore, NotFound
 from storage.errors import CorruptRecord
@@ -72,21 +72,38 @@ def _load(store: CheckpointStore, prefix: str, slot: int, image: Image, codec: C
     return Base(slot, header.prev, header.epoch, len(data))
 
 
+def check_progress(prefix: str, base: Base, stale: Base | None) -> None:
+    """``stale`` was below the floor, and a floor is raised only to a snapshot. Raises CorruptRecord when that is lost."""
+    if stale is not None and base.slot <= stale.slot:
+        raise CorruptRecord(f"{prefix}/snap", "the snapshot from which the log goes on is not there")
+
+
+def lost(prefix: str, slot: int) -> CorruptRecord:
+    return CorruptRecord(
+        slot_key(prefix, slot), "it, or the first record of this log, is not there, but what was written later is"
+    )
+
+
 def replay_without_claim(store: CheckpointStore, prefix: str, image: Image) -> Header | None:
     """Rebuild the newest state in ``image`` without writing anything; the header of the last record, None when there is none.
 
     What it sees is a confirmed or a landed prefix of the history. Raises CorruptRecord, StoreUnavailable.
     """
     codec = Codec()
+    stale: Base | None = None
     while True:
         base = load_newest(store, prefix, image, codec)
+        check_progress(prefix, base, stale)
+        stale = base
         slot, digest, last = base.slot, base.digest, None
         while True:
             name = slot_key(prefix, slot + 1)
             try:
                 record = decode(store.get(name), name)
             except NotFound:
-                break
+                if not is_lost(store, prefix, slot + 1) or floor_above(store, prefix, base.slot):
+                    break
+                raise lost(prefix, slot + 1) from None
             if record.header.slot != slot + 1 or record.header.prev != digest:
                 if floor_above(store, prefix, base.slot):
                     break

@@ -107,6 +107,7 @@ class Replica:
         at = self.proof.now()
         clean = self._file.take()
         if self._is_lazy and clean is None and not self._store.exists(slot_key(self.log.prefix, 0)):
+            self.log.check_new()
             self._is_whole = True
             self._file.fill(self._template)
             self._restored = _identity(os.stat(self._file.path))

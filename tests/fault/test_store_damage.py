@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -166,3 +167,29 @@ async def test_a_disk_that_really_fills_up_under_the_local_file(tmp_path: Path, 
     assert await again.database.read(count) == acked
     assert await close_conversation(again) is None
     store.close()
+
+
+@pytest.mark.parametrize("lost", ["slot 0", "log"])
+async def test_a_conversation_that_lost_its_beginning_is_not_served_as_an_empty_one(tmp_path: Path, lost: str) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    await filled(store, tmp_path / "work", 20)
+    folder = tmp_path / "store" / KEY.prefix
+    if lost == "log":
+        shutil.rmtree(folder / "log")
+    else:
+        (folder / "log" / f"{0:016d}").unlink()
+    before = everything(tmp_path / "store")
+    with pytest.raises(CorruptRecord):
+        await open_conversation(store, KEY, tmp_path / "work", prepare=migrate, options=OPTIONS)
+    assert everything(tmp_path / "store") == before
+
+
+async def test_a_log_that_is_lost_between_the_wake_and_the_first_write_gets_no_new_one(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    opened = await open_conversation(store, KEY, tmp_path / "one", prepare=migrate, options=OPTIONS)
+    await filled(store, tmp_path / "two", 20)
+    shutil.rmtree(tmp_path / "store" / KEY.prefix / "log")
+    with pytest.raises(OutcomeUnknown):
+        await opened.database.write(insert("over the old ones"))
+    assert not (tmp_path / "store" / KEY.prefix / "log").exists()
+    await abandon_conversation(opened)

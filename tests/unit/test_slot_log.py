@@ -141,6 +141,84 @@ def test_a_claim_of_an_empty_log_can_be_repeated_until_the_store_answers() -> No
     assert kinds(store) == "OD"
 
 
+# ---- a log that has lost records ----
+
+
+def test_a_claim_writes_nothing_into_a_hole_in_the_log() -> None:
+    store = MemoryStore()
+    log, _ = claimed(store)
+    for number in range(3):
+        log.append(change(str(number)))
+    store.delete(slot_key(PREFIX, 2))
+    before = dict(store.objects)
+    with pytest.raises(CorruptRecord, match=f"{slot_key(PREFIX, 2)} is damaged"):
+        claimed(store)
+    with pytest.raises(CorruptRecord):
+        replay_without_claim(store, PREFIX, PageImage())
+    assert store.objects == before
+
+
+@pytest.mark.parametrize("kept", ["log", "snap", "floor"])
+def test_a_log_without_its_first_slot_is_not_taken_for_a_new_one(kept: str) -> None:
+    store, _ = grown(4)
+    store.create(floor_key(PREFIX, 2), b"")
+    store.delete(slot_key(PREFIX, 0))
+    store.objects = {key: data for key, data in store.objects.items() if f"/{kept}/" in key}
+    assert store.objects
+    before = dict(store.objects)
+    for attempt in (writer(store).check_new, writer(store).claim_new, lambda: claimed(store)):
+        with pytest.raises(CorruptRecord):
+            attempt()
+    with pytest.raises(CorruptRecord):
+        replay_without_claim(store, PREFIX, PageImage())
+    assert store.objects == before
+
+
+def test_a_claim_that_lacks_the_snapshot_of_the_floor_is_refused() -> None:
+    """It would start at slot 0 again and again, and leave an OPEN in what was collected each time."""
+    store, log = grown(6)
+    collect(store, PREFIX, older_than_ms=10**9, prove=log.prove)
+    for slot in slots_in(store, f"{PREFIX}/snap"):
+        store.delete(snapshot_key(PREFIX, slot))
+    before = dict(store.objects)
+    with pytest.raises(CorruptRecord):
+        claimed(store)
+    with pytest.raises(CorruptRecord):
+        replay_without_claim(store, PREFIX, PageImage())
+    assert store.objects == before
+
+
+def test_a_claim_that_looks_while_others_write_is_no_damage() -> None:
+    """The slot that was absent, and later ones, come between the look at it and the list."""
+    store = FaultyStore()
+    first, _ = claimed(store)
+    real_list = store.list
+    once = iter([True])
+
+    def list_late(prefix: str) -> list[str]:
+        if prefix.endswith("/log/") and next(once, False):
+            first.append(change("one"))
+            first.append(change("two"))
+        return list(real_list(prefix))
+
+    store.list = list_late  # type: ignore[method-assign]
+    second, image = claimed(store)
+    assert image.pages == {1: page("two")}
+    assert second.slot == 3
+
+
+def test_a_name_that_was_never_written_costs_one_list() -> None:
+    store = FaultyStore()
+    writer(store).check_new()
+    assert store.calls == [f"list {PREFIX}/"]
+
+
+def test_slot_zero_outlives_every_collection() -> None:
+    store, log = grown(6)
+    collect(store, PREFIX, older_than_ms=10**9, prove=log.prove)
+    assert slots_in(store, f"{PREFIX}/log")[0] == 0
+
+
 # ---- append and fence ----
 
 
