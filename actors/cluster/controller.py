@@ -35,6 +35,15 @@ def drain_limit_seconds(options: NodeOptions) -> float:
     return settings.drain_seconds + settings.store_deadline_seconds + settings.hang_seconds + _MARGIN_SECONDS
 
 
+def _in_short(error: BaseException | None) -> str:
+    """Ray's errors say in whole paragraphs what their class's name says."""
+    if error is None:
+        return "it ended by itself"
+    if isinstance(error, RayTaskError):
+        return type(error.cause).__name__
+    return type(error).__name__ if isinstance(error, RayError) else str(error)
+
+
 class Controller:
     """``is_ray_alive`` is asked twice a second; without it only the death of gateways is noticed."""
 
@@ -123,13 +132,14 @@ class Controller:
                 time.sleep(0.02)
 
     def _start_again(self, error: BaseException | None) -> None:
-        logger.warning("The gateway died (%s)", error)
+        logger.warning("The gateway died (%s)", _in_short(error))
         while True:
             now = time.monotonic()
             self._deaths = [*(t for t in self._deaths if now - t < DEATHS_WITHIN_SECONDS), now]
             self._check_ray()
             if len(self._deaths) >= MAX_DEATHS:
-                raise GaveUp(f"The gateway died {MAX_DEATHS} times within a minute, the last time of this: {error}")
+                reason = _in_short(error)
+                raise GaveUp(f"The gateway died {MAX_DEATHS} times within a minute, the last time of this: {reason}")
             try:
                 self._start_gateway()
                 return
