@@ -48,6 +48,18 @@ async def test_only_so_many_calls_of_one_socket_run_at_once_and_the_rest_waits_u
         assert sorted([int((await receive(socket))["id"]) for _ in range(50)]) == list(range(50))
 
 
+async def test_a_call_nested_beyond_what_is_read_is_answered_and_the_next_one_is_served():
+    async with running_gateway() as (_, keeper, url):
+        socket = await joined(url)
+        await socket.send('{"type":"rpc","id":"deep","method":"add","args":' + "[" * 2_000 + "]" * 2_000 + "}")
+        told = await answer(socket, "deep")
+        assert (told["id"], told["success"]) == ("deep", False)
+        assert told["error"] == "The call was not executed: it is nested too deeply."
+        await call(socket, "add", 1, 1)
+        assert (await answer(socket))["result"] == 2
+        assert len(keeper.commands(Rpc)) == 1
+
+
 async def test_a_socket_that_goes_while_it_is_not_read_is_noticed():
     async with running_gateway(max_in_flight=1) as (_, keeper, url):
         socket = await joined(url)
