@@ -35,9 +35,9 @@ class DirectoryStore:
         try:
             if not must_exist:
                 _make_root(self._path)
-            self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             if must_exist:
-                os.stat("store.json", dir_fd=self._root)
+                os.stat(self._path / "store.json")
+            self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._durable: dict[str, None] = {"": None}  # folders whose own entry is known to be synced
             self._anonymous = anonymous  # None = asked at the first create
         except OSError as exc:
