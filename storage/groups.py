@@ -107,7 +107,7 @@ def _commit(connection: sqlite3.Connection, group: list[Operation]) -> list[Outc
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.Error as exc:
-        raise _as_storage_error(exc) from exc
+        raise as_storage_error(exc) from exc
     try:
         outcomes = [_attempt_in_savepoint(connection, op) if op.writes else _attempt(connection, op) for op in group]
         _raise_if_damaged(outcomes)
@@ -116,7 +116,7 @@ def _commit(connection: sqlite3.Connection, group: list[Operation]) -> list[Outc
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         if isinstance(exc, sqlite3.Error):
-            raise _as_storage_error(exc) from exc
+            raise as_storage_error(exc) from exc
         raise
     return outcomes
 
@@ -182,7 +182,8 @@ def _size_limit(connection: sqlite3.Connection) -> int | None:
     return pages * page_size if pages < _SQLITE_MAX_PAGES and has_room else None
 
 
-def _as_storage_error(exc: sqlite3.Error) -> StorageError:
+def as_storage_error(exc: sqlite3.Error) -> StorageError:
+    """Of what fails at the begin or the end of a transaction: it is the file, not a statement."""
     return CorruptDatabase("The local file", str(exc)) if _is_damage(exc) else LocalDiskFailed(str(exc))
 
 

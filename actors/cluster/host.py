@@ -14,6 +14,7 @@ from actors.cluster.connection import LaneConnection
 from actors.cluster.control import Asleep, Awake, Hello, Lost, Ping, Pong, Sleep, Stay, Wake, WakeRefused
 from actors.cluster.lane import Body, LaneError
 from actors.cluster.tenancy import Tenancy, watch_tasks
+from actors.conversation.calls import public_text
 from actors.conversation.events import Command, Event, Failure, Result, Returned
 from actors.errors import NotMine, UnknownAgent
 from actors.redaction import what_failed
@@ -183,8 +184,7 @@ class ConversationHost:
         logger.warning("not woken: %s (%s)", key.digest[:12], what)
         is_ordinary = isinstance(error, StorageError) and not isinstance(error, Fenced)
         del waking
-        code = getattr(error, "code", "error")
-        sentence = str(error) or type(error).__name__
+        code, sentence = (error.code, str(error)) if isinstance(error, StorageError) else ("error", public_text(error))
         error.__traceback__ = None  # its frames hold what the wake had made
         is_spare_ok = await self._drop(lease) and is_ordinary
         lane.send(number, WakeRefused(code, sentence, is_spare_ok))

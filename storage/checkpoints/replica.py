@@ -32,6 +32,7 @@ from storage.errors import (
     StorageError,
     StoreUnavailable,
 )
+from storage.groups import as_storage_error
 from storage.replication import Proof, StorageOptions, boottime
 
 Prepare = Callable[[sqlite3.Connection], None]
@@ -146,13 +147,7 @@ class Replica:
         except (OSError, sqlite3.Error, TailLost) as exc:
             raise LocalDiskFailed(f"{self._file.path}: {exc}") from exc
         if self._prepare is not None:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._prepare(connection)
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+            _transact(connection, self._prepare)
         assert self._tail is not None
         if self._is_whole:
             self._tail.skip()
@@ -376,6 +371,30 @@ class Replica:
             log.warning("the local file of %s: %s", self.key.digest, exc)
             with contextlib.suppress(OSError):
                 self._file.drop()
+
+
+def _transact(connection: sqlite3.Connection, prepare: Prepare) -> None:
+    """Raises LocalDiskFailed or CorruptDatabase when it is the file that fails, and what ``prepare`` raises."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as exc:
+        raise as_storage_error(exc) from exc
+    try:
+        prepare(connection)
+    except BaseException as exc:
+        if connection.in_transaction:  # SQLite may have ended it
+            connection.execute("ROLLBACK")
+        if isinstance(exc, sqlite3.Error) and _code(exc) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise as_storage_error(exc) from exc
+        raise
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error as exc:
+        raise as_storage_error(exc) from exc
+
+
+def _code(exc: sqlite3.Error) -> int:
+    return int(getattr(exc, "sqlite_errorcode", 0)) & 0xFF  # errors of Python's own module have none
 
 
 def _identity(facts: os.stat_result) -> tuple[int, int]:

@@ -12,13 +12,14 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
 import orjson
 
 from storage.checkpoints.keys import ConversationKey
+from storage.checkpoints.records import ZERO
 from storage.checkpoints.replay import Base
 from storage.replication import StorageOptions
 
@@ -152,11 +153,24 @@ class LocalFile:
     def _read_clean(self) -> Clean | None:
         try:
             clean = Clean(**orjson.loads((self.folder / _CLEAN).read_bytes()))
+            _check(clean)
             facts = os.stat(self.path)
         except (OSError, ValueError, TypeError):
             return None
         is_same = (clean.inode, clean.size, clean.mtime_ns) == (facts.st_ino, facts.st_size, facts.st_mtime_ns)
         return clean if is_same and clean.boot_id == boot_id() and not self.path.is_symlink() else None
+
+
+def _check(clean: Clean) -> None:
+    """Raises ValueError or TypeError for what `LocalFile.keep` does not write."""
+    for field in fields(Clean):
+        value = getattr(clean, field.name)
+        if type(value) is not field.type:
+            raise TypeError(field.name)
+        if type(value) is int and value < (-1 if field.name == "snapshot_slot" else 0):
+            raise ValueError(field.name)
+    if len(bytes.fromhex(clean.digest)) != len(ZERO):
+        raise ValueError("digest")
 
 
 def _make_private(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -251,6 +252,20 @@ async def test_an_unknown_agent_is_refused(world: World) -> None:
     assert answer is not None
     assert isinstance(answer[1], WakeRefused)
     assert (answer[1].code, answer[1].is_spare_ok) == ("unknown_agent", True)
+
+
+@pytest.mark.parametrize(
+    "error", [sqlite3.OperationalError("no such column: secret"), OSError(28, "No", "/data/secret")]
+)
+async def test_what_sqlite_or_the_system_says_at_a_wake_is_told_to_nobody(
+    world: World, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.wake_error = error
+    world.keeper.send(1, Wake("conversation", "alice"))
+    refused = WakeRefused("error", f"Internal error ({type(error).__name__})", False)
+    assert await world.keeper.next() == (1, refused)
+    assert f"({type(error).__name__}" in caplog.text
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize("error", [Fenced(), RuntimeError("broken")])

@@ -557,3 +557,40 @@ async def test_a_file_that_cannot_be_kept_leaves_nothing_behind(
     opened = await wake(store, tmp_path)
     assert await opened.database.read(values) == ["x"]
     await close_conversation(opened)
+
+
+class _FullAt:
+    """A connection whose disk is full when it comes to one statement."""
+
+    def __init__(self, connection: sqlite3.Connection, at: str) -> None:
+        self._connection = connection
+        self._at = at
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    def execute(self, sql: str) -> sqlite3.Cursor:
+        if sql.startswith(self._at):
+            if self.in_transaction:
+                self._connection.execute("ROLLBACK")  # as SQLite does by itself then
+            full = sqlite3.OperationalError("database or disk is full")
+            full.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise full
+        return self._connection.execute(sql)
+
+
+@pytest.mark.parametrize("at", ["BEGIN", "CREATE", "COMMIT"])
+async def test_a_disk_that_is_full_at_the_open_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    real = Replica.opened
+
+    def opened(self: Replica, connection: sqlite3.Connection) -> None:
+        real(self, _FullAt(connection, at))  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replica, "opened", opened)
+        with pytest.raises(LocalDiskFailed, match="database or disk is full"):
+            await wake(MemoryStore(), tmp_path)
+    assert not folder(tmp_path).exists()

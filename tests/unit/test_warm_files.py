@@ -1,5 +1,6 @@
 """Warm files of sleeping conversations: bounded, least recently used first, whatever else is under way."""
 
+import json
 import os
 import random
 import threading
@@ -194,3 +195,28 @@ def test_sweeps_beside_many_conversations_that_wake_and_sleep(tmp_path: Path) ->
     assert warm_starts > 0
     sweep_warm(tmp_path, NOTHING)
     assert not [name for name in files(tmp_path) if name != "clean.json" and not name.startswith("live-")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slot": "x"},
+        {"slot": -5},
+        {"slot": True},
+        {"slot": 1e300},
+        {"epoch": None},
+        {"digest": "zz" * 32},
+        {"digest": "00"},
+        {"digest": 5},
+        {"snapshot_slot": []},
+        {"snapshot_size": -1},
+        {"log_bytes": "0"},
+    ],
+)
+def test_a_description_with_a_doubtful_value_is_not_believed(tmp_path: Path, change: dict[str, Any]) -> None:
+    keep(tmp_path, "a", b"content")
+    path = tmp_path / key("a").prefix / "clean.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    file, clean = take(tmp_path, "a")
+    assert clean is None
+    assert file.path.read_bytes() == b""
