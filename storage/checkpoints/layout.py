@@ -26,18 +26,23 @@ def floor_above(store: CheckpointStore, prefix: str, slot: int) -> bool:
     return bool(floors) and floors[-1] > slot
 
 
-def is_lost(store: CheckpointStore, prefix: str, slot: int) -> bool:
-    """Whether the log lacks a record that it had, for whoever has just found ``slot`` absent.
+def lost_slot(store: CheckpointStore, prefix: str, slot: int) -> int | None:
+    """Which record the log had and lacks, for whoever has just found ``slot`` absent; None when it ends there.
 
-    It is lost when something later is there, and so is the first one: no collection deletes that. Also True when a
-    collection took ``slot`` meanwhile: then the floor, read after this, is above it.
+    ``slot`` is lost when something later is there; so is the first one when it is absent: no collection deletes that.
+    Also tells ``slot`` when a collection took it meanwhile: then the floor, read after this, is above it.
     """
     if slot == 0 and not store.list(f"{prefix}/"):
-        return False
+        return None
     slots = slots_in(store, f"{prefix}/log")
-    return (
-        bool(slots and slots[-1] > slot)
-        or (slot > 0 and slots[:1] != [0])
+    if slot > 0 and slots[:1] != [0]:
+        lost = 0
+    elif (
+        (slots and slots[-1] > slot)
         or any(at >= slot for at in slots_in(store, f"{prefix}/snap"))
-        or (slot == 0 and bool(slots_in(store, f"{prefix}/floor")))
-    ) and not store.exists(slot_key(prefix, slot))
+        or (slot == 0 and slots_in(store, f"{prefix}/floor"))
+    ):
+        lost = slot
+    else:
+        return None
+    return None if store.exists(slot_key(prefix, lost)) else lost  # it came since

@@ -24,7 +24,7 @@ steps between those calls sees every interleaving there is.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from storage.checkpoints.layout import floor_above, is_lost, slot_key
+from storage.checkpoints.layout import floor_above, lost_slot, slot_key
 from storage.checkpoints.records import ZERO, Codec, Header, Kind, decode, digest_of
 from storage.checkpoints.replay import NOTHING, Base, Image, check_progress, load_newest, lost
 from storage.checkpoints.store import AlreadyExists, CheckpointStore, NotFound
@@ -114,7 +114,7 @@ class SlotLog:
 
     def check_new(self) -> None:
         """For whoever found slot 0 absent. Raises CorruptRecord when this log was written before and has lost it."""
-        if is_lost(self._store, self.prefix, 0):
+        if lost_slot(self._store, self.prefix, 0) is not None:
             raise lost(self.prefix, 0)
 
     def claim_new(self) -> None:
@@ -159,10 +159,11 @@ class SlotLog:
             try:
                 data = self._store.get(name)
             except NotFound:
-                if not is_whole and is_lost(self._store, self.prefix, self.slot + 1):
+                missing = None if is_whole else lost_slot(self._store, self.prefix, self.slot + 1)
+                if missing is not None:
                     if floor_above(self._store, self.prefix, base.slot):
                         return False
-                    raise lost(self.prefix, self.slot + 1) from None
+                    raise lost(self.prefix, missing) from None
                 image.check()
                 self._prepare(Kind.OPEN, epoch=self.epoch + 1)
                 if self._put():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from storage.checkpoints.layout import floor_above, is_lost, slot_key, slots_in, snapshot_key
+from storage.checkpoints.layout import floor_above, lost_slot, slot_key, slots_in, snapshot_key
 from storage.checkpoints.records import ZERO, Codec, Header, Kind, Record, decode
 from storage.checkpoints.store import CheckpointStore, NotFound
 from storage.errors import CorruptRecord
@@ -79,9 +79,7 @@ def check_progress(prefix: str, base: Base, stale: Base | None) -> None:
 
 
 def lost(prefix: str, slot: int) -> CorruptRecord:
-    return CorruptRecord(
-        slot_key(prefix, slot), "it, or the first record of this log, is not there, but what was written later is"
-    )
+    return CorruptRecord(slot_key(prefix, slot), "it is missing, but what was written after it is there")
 
 
 def replay_without_claim(store: CheckpointStore, prefix: str, image: Image) -> Header | None:
@@ -101,9 +99,10 @@ def replay_without_claim(store: CheckpointStore, prefix: str, image: Image) -> H
             try:
                 record = decode(store.get(name), name)
             except NotFound:
-                if not is_lost(store, prefix, slot + 1) or floor_above(store, prefix, base.slot):
+                missing = lost_slot(store, prefix, slot + 1)
+                if missing is None or floor_above(store, prefix, base.slot):
                     break
-                raise lost(prefix, slot + 1) from None
+                raise lost(prefix, missing) from None
             if record.header.slot != slot + 1 or record.header.prev != digest:
                 if floor_above(store, prefix, base.slot):
                     break
