@@ -68,7 +68,15 @@ async def open_conversation(
     aside), StoreUnavailable, LocalDiskFailed, or Fenced by a writer that came in between.
     """
     replica = Replica(
-        store, key, work_dir, node=node, options=options, prepare=prepare, describe=describe, is_lazy=claim == "lazy"
+        store,
+        key,
+        work_dir,
+        node=node,
+        options=options,
+        prepare=prepare,
+        template=template,
+        describe=describe,
+        is_lazy=claim == "lazy",
     )
     database = await open_replicated(replica, options=options, on_lost=on_lost)
     database.is_migrated = prepare is not None

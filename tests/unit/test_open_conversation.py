@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from store_fakes import FaultyStore
 
-from storage import replicated
+from storage import replicated, schema
 from storage.checkpoints import (
     ConversationKey,
     MemoryStore,
@@ -594,3 +594,17 @@ async def test_a_disk_that_is_full_at_the_open_is_said_to_be_so(
         with pytest.raises(LocalDiskFailed, match="database or disk is full"):
             await wake(MemoryStore(), tmp_path)
     assert not folder(tmp_path).exists()
+
+
+async def test_a_new_name_begins_with_its_template_and_ships_it_with_the_first_write(tmp_path: Path) -> None:
+    store = MemoryStore()
+    image = schema.template()
+    opened = await open_conversation(store, KEY, tmp_path / "work", template=image)
+    assert list(store.list("")) == []
+    assert await opened.database.read(schema.version) == schema.NEWEST
+    await opened.database.write(lambda c: c.execute("INSERT INTO perdure_state VALUES ('k', 'v')").rowcount)
+    await close_conversation(opened)
+    forget_warm(tmp_path / "work", KEY)
+    opened = await open_conversation(store, KEY, tmp_path / "work", template=image)
+    assert await opened.database.read(lambda c: c.execute("SELECT value FROM perdure_state").fetchall()) == [("v",)]
+    await close_conversation(opened)
