@@ -10,7 +10,7 @@ import pytest
 
 from storage.checkpoints import DirectoryStore, MemoryStore, open_store, probe, store_id
 from storage.checkpoints.store import AlreadyExists, CheckpointStore, NotFound
-from storage.errors import ForeignDatabase, StoreUnavailable, UnsafeStore
+from storage.errors import ForeignDatabase, InvalidArgument, StoreUnavailable, UnsafeStore
 
 
 @pytest.fixture(params=["memory", "directory", "directory with named temporary files"])
@@ -264,7 +264,7 @@ def test_no_descriptor_stays_open_after_a_call(tmp_path: Path) -> None:
 
 
 def test_an_address_of_an_object_store_says_that_it_comes_later(tmp_path: Path) -> None:
-    with pytest.raises(UnsafeStore, match="later release"):
+    with pytest.raises(InvalidArgument, match="later release"):
         open_store("s3://bucket/prefix")
     store = open_store(str(tmp_path / "x"))
     assert store.name == str(tmp_path / "x")
