@@ -67,7 +67,9 @@ def open_store(url: str, *, store_id: str = "") -> CheckpointStore:
     from storage.checkpoints.directory import DirectoryStore
 
     if "://" in url:
-        raise InvalidArgument(f"The store {url} cannot be used yet: object stores come with a later release; give a folder.")
+        raise InvalidArgument(
+            f"The store {url} cannot be used yet: object stores come with a later release; give a folder."
+        )
     store = DirectoryStore(url, must_exist=bool(store_id))
     if store_id and known_store_id(store) != store_id:
         store.close()
