@@ -17,7 +17,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from actors.agent import UNSET, Agent, Connection, current_connection
+from actors.agent import Agent, Connection, current_connection
+from actors.conversation.agent_state import AgentState, read_stored
 from actors.conversation.calls import (
     Answer,
     Request,
@@ -59,12 +60,10 @@ from storage.checkpoints import (
     close_conversation,
     open_conversation,
 )
-from storage.errors import Closed, Fenced, InvalidArgument, LimitExceeded, StorageError
-from storage.json_text import MAX_DEPTH, is_too_deep
+from storage.errors import Closed, Fenced, InvalidArgument, StorageError
 
 logger = logging.getLogger("perdure.conversation")
 
-STATE_KEY = "agent_state"
 _STATUS_FRAMES = ("cf_agent_session", "cf_agent_session_error")
 
 
@@ -92,9 +91,8 @@ class AwakeConversation:
 
         def prepare(connection: sqlite3.Connection) -> None:
             schema.migrate(connection)
-            stored_state[:] = [
-                _read_state(connection)
-            ]  # here, since each hop to the database's thread counts in a wake
+            # here, since each hop to the database's thread counts in a wake
+            stored_state[:] = [read_stored(connection)]
 
         opened = await open_conversation(
             store,
@@ -131,9 +129,7 @@ class AwakeConversation:
         self._emit = emit
         self._on_lost = on_lost
         self._sequence = 0
-        self._state: Any = UNSET  # as the agent sees it
-        self._confirmed_state: Any = UNSET  # as others may
-        self._unconfirmed_states = 0
+        self._state = AgentState(opened.database)
         self._joined: dict[ConnectionId, Connection] = {}
         self._joining: dict[ConnectionId, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[Any]] = set()
@@ -153,8 +149,7 @@ class AwakeConversation:
         self._on_lost(Closed())
 
     async def _start(self, stored_state: str | None) -> None:
-        self._state = self._agent.initial_state if stored_state is None else decode(stored_state.encode())
-        self._confirmed_state = self._state
+        self._state.begin(stored_state, self._agent.initial_state)
         await self._agent.session.resume()
         await self._agent.on_start()
 
@@ -220,8 +215,7 @@ class AwakeConversation:
             self._refuse_connection(number, exc)
             return
         self._joined[number] = connection
-        state = None if self._confirmed_state is UNSET else encode(self._confirmed_state)
-        self._emit(Connected(number, state, connection._is_readonly, connection._sends_protocol))
+        self._emit(Connected(number, self._state.confirmed_text, connection._is_readonly, connection._sends_protocol))
         if saved is None:
             self.save_connection(connection)
             if type(self._agent).on_connect is not Agent.on_connect:
@@ -315,7 +309,7 @@ class AwakeConversation:
         """
         if method.is_single and method.verb != "read":
             return
-        if self._unconfirmed_states or not self._opened.is_proved:
+        if self._state.is_unconfirmed or not self._opened.is_proved:
             await self._opened.database.read(lambda _: None)
 
     async def _connection(self, number: ConnectionId) -> Connection | None:
@@ -392,19 +386,7 @@ class AwakeConversation:
 
     async def _change_state(self, value: Any, sender: Connection | None) -> None:
         self._agent.validate_state(value, sender)
-        text, state = _plain_state(value)
-        # At once for the agent's own code, so that what comes behind builds on it; for everybody else when it is durable.
-        self._state = state
-        self._unconfirmed_states += 1
-        try:
-            await self._opened.database.write(lambda connection: _write_state(connection, text.decode()))
-        except BaseException:
-            if self._state is state:
-                self._state = self._confirmed_state
-            raise
-        finally:
-            self._unconfirmed_states -= 1
-        self._confirmed_state = state
+        text = await self._state.change(value)
         besides = None if sender is None else sender._number
         self._emit(
             Push(b'{"state":%b,"type":"cf_agent_state"}' % text, is_protocol=True, besides=besides, phase="state")
@@ -413,7 +395,7 @@ class AwakeConversation:
     # ---- what the agent may do (actors.agent.Host) ------------------------------------------------------------
 
     def state(self) -> Any:
-        return self._state
+        return self._state.seen
 
     async def set_state(self, value: Any) -> None:
         connection = current_connection.get()
@@ -486,29 +468,3 @@ class AwakeConversation:
         if self._opened.is_claimed and not self._opened.database.is_lost:
             with contextlib.suppress(StorageError):  # what only memory held is no promise
                 await session.hibernate()
-
-
-def _plain_state(value: Any) -> tuple[bytes, Any]:
-    """The state as JSON text, and as what is read from that. Raises LimitExceeded, ValueError."""
-    try:
-        text = encode(value)
-    except ValueError:
-        if is_too_deep(value):
-            raise LimitExceeded("The nesting of a state", f"{MAX_DEPTH} levels") from None
-        raise
-    state = decode(text)
-    if is_too_deep(state):
-        raise LimitExceeded("The nesting of a state", f"{MAX_DEPTH} levels")
-    return text, state
-
-
-def _read_state(connection: sqlite3.Connection) -> str | None:
-    row = connection.execute("SELECT value FROM perdure_state WHERE key = ?", (STATE_KEY,)).fetchone()
-    return None if row is None else row[0]
-
-
-def _write_state(connection: sqlite3.Connection, text: str) -> None:
-    connection.execute(
-        "INSERT INTO perdure_state(key, value) VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
-        (STATE_KEY, text),
-    )

@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
+from storage.json_text import clean
+
 _MAX_DEPTH = 300
 """Of what is sent: a stored message of any version (254), and what is wrapped around it."""
 
@@ -62,7 +64,7 @@ def _encode_slowly(value: Any) -> bytes:
         text = json.dumps(_finite(value), default=default, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
         raise ValueError("it holds something that JSON cannot express, or itself") from exc
-    return _replace_surrogates(text)
+    return clean(text).encode()
 
 
 def _finite(value: Any, depth: int = 0) -> Any:
@@ -75,13 +77,6 @@ def _finite(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item, depth + 1) for item in value]
     return value
-
-
-def _replace_surrogates(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
 def _decode_slowly(text: bytes) -> Any:
