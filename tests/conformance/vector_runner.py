@@ -106,6 +106,8 @@ async def _dispatch(world: World, op: str, args: dict[str, Any], session: str | 
             return await asyncio.sleep(args["ms"] / 1000)
         case "get_summarizer_calls":
             return _taken(harness.compaction_calls)
+        case "last_summary_prompt_contains":
+            return [text in harness.last_summary_prompt for text in args["texts"]]
         case "get_counter_calls":
             return _taken(harness.counter_calls)
         case "get_compaction_errors":

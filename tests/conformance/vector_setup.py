@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import vector_postgres
+import vector_summaries
+
 from actors.session import Session
 from storage import AgentContextProvider, AgentSearchProvider, AgentSessionProvider, R2SkillProvider
 from storage.skills import SkillEntry
@@ -22,6 +25,7 @@ class Harness:
     compaction_calls: list[dict[str, Any]] = field(default_factory=list)
     counter_calls: list[dict[str, Any]] = field(default_factory=list)
     compaction_errors: list[str] = field(default_factory=list)
+    last_summary_prompt: str = ""
 
     def compact(self, messages: list[dict[str, Any]]) -> dict[str, Any] | None:
         """The compaction function of kind ``scripted``."""
@@ -91,6 +95,8 @@ def build_session(harness: Harness, owner: Any, session_id: str | None = None) -
             session = Session.create(AgentSessionProvider(owner, session_id or ""))
         case "minimal_provider":
             session = Session.create(MinimalProvider(AgentSessionProvider(owner, session_id or "")))
+        case "postgres":
+            session = Session.create(vector_postgres.session_provider(owner, session_id or ""))
         case "constructor":
             return _construct(harness, owner, session_id)
         case other:
@@ -103,7 +109,7 @@ def build_session(harness: Harness, owner: Any, session_id: str | None = None) -
     if cached_prompt:
         store = None if cached_prompt is True else build_provider(harness, owner, cached_prompt, "prompt")
         session = session.with_cached_prompt(store)
-    return _with_compaction(harness, session, counter=True)
+    return with_compaction(harness, session, counter=True)
 
 
 def _construct(harness: Harness, owner: Any, session_id: str | None) -> Session:
@@ -117,19 +123,26 @@ def _construct(harness: Harness, owner: Any, session_id: str | None) -> Session:
         prompt_store=build_provider(harness, owner, cached_prompt, "prompt") if cached_prompt else None,
         token_counter=harness.count_tokens if setup.get("token_counter") else None,
     )
-    return _with_compaction(harness, session, counter=False)
+    return with_compaction(harness, session, counter=False)
 
 
-def _with_compaction(harness: Harness, session: Session, *, counter: bool) -> Session:
+def with_compaction(harness: Harness, session: Any, *, counter: bool) -> Any:
+    """The builder methods of compaction, on a session or on a manager."""
     setup = harness.setup
     if setup.get("compaction"):
-        session = session.on_compaction(harness.compact)
+        session = session.on_compaction(_compaction_function(harness))
     if "compact_after" in setup:
         options = {"token_counter": harness.count_tokens} if counter and setup.get("token_counter") else {}
         session = session.compact_after(setup["compact_after"], **options)
     if setup.get("compaction_error_handler"):
         session = session.on_compaction_error(harness.on_compaction_error)
     return session
+
+
+def _compaction_function(harness: Harness) -> Any:
+    if harness.setup["compaction"]["kind"] == "summarize":
+        return vector_summaries.compact_function(harness)
+    return harness.compact
 
 
 def block_options(harness: Harness, owner: Any, block: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +178,10 @@ def build_provider(harness: Harness, owner: Any, spec: dict[str, Any], place: st
             return _bucket_skills(harness, spec)
         case "agent_search":
             return AgentSearchProvider(owner)
+        case "pg_context":
+            return vector_postgres.context_provider(owner, spec["key"])
+        case "pg_search":
+            return vector_postgres.search_provider(owner)
     raise ValueError(spec)
 
 

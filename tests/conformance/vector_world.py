@@ -8,6 +8,9 @@ to `frames`. Everything in `harness` is outside the conversation and survives.
 from pathlib import Path
 from typing import Any
 
+import vector_manager
+import vector_postgres
+import vector_summaries
 from vector_files import Scenario
 from vector_operations import SESSION_OPERATIONS, UTILITIES, perform
 from vector_setup import Harness, build_session
@@ -16,13 +19,21 @@ import compaction
 from actors.session import Session
 from storage.database import Database, open_database
 
-HARNESS_OPERATIONS = {"restart", "sleep", "get_summarizer_calls", "get_counter_calls", "get_compaction_errors"}
+HARNESS_OPERATIONS = {
+    "restart",
+    "sleep",
+    "get_summarizer_calls",
+    "last_summary_prompt_contains",
+    "get_counter_calls",
+    "get_compaction_errors",
+}
 OPERATIONS = {
     *SESSION_OPERATIONS,
+    *vector_manager.MANAGER_OPERATIONS,
     *HARNESS_OPERATIONS,
     *(op for op, (name, _) in UTILITIES.items() if hasattr(compaction, name)),
 }
-MODES = {"session", "constructor", "provider", "minimal_provider"}
+NEEDS = {"manager": vector_manager.MISSING, "postgres": vector_postgres.MISSING}
 
 
 class Owner:
@@ -51,19 +62,26 @@ class World:
         self.frames: list[dict[str, Any]] = []
         self.owner: Any = None
         self.sessions: dict[str | None, Session] = {}
+        self.manager: Any = None
 
     async def open(self) -> None:
         """Make the conversation exist and be awake."""
+        if self.scenario.setup["mode"] == "postgres":
+            self.owner = await vector_postgres.open_owner(self.directory)
+            return
         database = await open_database(self.directory / "conversation.db")
         is_heard = self.scenario.setup.get("broadcast")
         self.owner = BroadcastingOwner(database, self.frames) if is_heard else Owner(database)
+        if self.scenario.setup["mode"] == "manager":
+            self.manager = vector_manager.build_manager(self.harness, self.owner)
 
     async def close(self) -> None:
         """The scenario is over."""
         for session in self.sessions.values():
             await session.settled()
         self.sessions.clear()
-        await self.owner.database.close()
+        self.manager = None
+        await getattr(self.owner, "database", self.owner).close()
 
     async def restart(self) -> None:
         """The operation ``restart``: everything in memory is lost, nothing of it is saved first."""
@@ -81,12 +99,16 @@ class World:
 
     def session(self, session_id: str | None) -> Session:
         """The session object, made on its first use since the last restart."""
-        if session_id not in self.sessions:
+        if self.manager is not None:
+            self.sessions[session_id] = self.manager.get_session(session_id)
+        elif session_id not in self.sessions:
             self.sessions[session_id] = build_session(self.harness, self.owner, session_id)
         return self.sessions[session_id]
 
     async def perform(self, op: str, args: dict[str, Any], session_id: str | None) -> Any:
         """Perform one operation of sections 4.1 and 4.3; its value as plain JSON. Raises what the operation raises."""
+        if self.manager is not None and session_id is None and op not in UTILITIES:
+            return await vector_manager.perform_on_manager(self.manager, self.harness, op, args)
         return await perform(self.session(session_id), self.harness, self.owner, op, args)
 
     async def settled(self) -> None:
@@ -98,9 +120,9 @@ class World:
 def missing(scenario: Scenario) -> str | None:
     """What this scenario needs that does not exist yet, or None: such a scenario is reported as not run."""
     mode = scenario.setup["mode"]
-    if mode not in MODES:
-        return f"mode {mode}"
-    if scenario.setup.get("compaction", {}).get("kind") == "summarize":
-        return "create_compact_function"
+    if NEEDS.get(mode):
+        return NEEDS[mode]
+    if scenario.setup.get("compaction", {}).get("kind") == "summarize" and vector_summaries.MISSING:
+        return vector_summaries.MISSING
     absent = sorted({step["op"] for step in scenario.steps} - OPERATIONS)
     return absent[0] if absent else None
