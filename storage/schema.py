@@ -8,6 +8,9 @@ The documented tables have further columns, which keep the costs of an append an
 ``path_*``    count, bytes and visible tokens of the path that ends here; authoritative in the newest row of a session only
 ``shared``    NULL as long as the file holds the default session only, then the ``seq`` of the last row before that changed;
               rows that have it are indexed by session (``am_session``)
+
+Of sessions, ``seq`` is the order of creation and ``change`` that of the last changes; ``tags`` is a JSON list. Context blocks
+belong to a session, so that they go with it; their labels are as documented (``memory_<session id>``).
 """
 
 import sqlite3
@@ -58,7 +61,9 @@ _VERSION_1 = (
     "CREATE INDEX ac_to ON assistant_compactions (session_id, to_message_id)",
     "CREATE VIRTUAL TABLE assistant_fts USING fts5(content, content='', tokenize='porter unicode61')",
     f"""CREATE TABLE assistant_sessions (
-        id TEXT NOT NULL PRIMARY KEY,
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        change INTEGER NOT NULL UNIQUE,
         name TEXT NOT NULL,
         parent_session_id TEXT,
         model TEXT,
@@ -67,13 +72,18 @@ _VERSION_1 = (
         output_tokens INTEGER NOT NULL DEFAULT 0,
         estimated_cost REAL NOT NULL DEFAULT 0,
         end_reason TEXT,
+        owner TEXT,
+        tags TEXT,
         created_at DATETIME NOT NULL DEFAULT {_NOW},
         updated_at DATETIME NOT NULL DEFAULT {_NOW}
     )""",
+    "CREATE INDEX as_owner ON assistant_sessions (owner, change) WHERE owner IS NOT NULL",
     f"""CREATE TABLE cf_agents_context_blocks (
-        label TEXT NOT NULL PRIMARY KEY,
+        session_id TEXT NOT NULL DEFAULT '',
+        label TEXT NOT NULL,
         content TEXT NOT NULL,
-        updated_at DATETIME NOT NULL DEFAULT {_NOW}
+        updated_at DATETIME NOT NULL DEFAULT {_NOW},
+        PRIMARY KEY (session_id, label)
     )""",
     f"""CREATE TABLE cf_agents_search_entries (
         seq INTEGER PRIMARY KEY,

@@ -194,7 +194,7 @@ class SessionBuilder:
         """With the storage of the session's own for a block that was given none."""
         provider = config.provider
         if provider is None and self._owner is not None:
-            provider = AgentContextProvider(self._owner, self._key(config.label))
+            provider = AgentContextProvider(self._owner, self._key(config.label), session_id=self._session_id)
         return ContextConfig(config.label, config.description, config.max_tokens, self._namespaced(provider))
 
     def _wired_prompt_store(self) -> Any:
@@ -202,9 +202,9 @@ class SessionBuilder:
             return None
         store = self._prompt_store
         if store is not None and isinstance(store, AgentContextProvider) and self._session_id:
-            return AgentContextProvider(store.database, self._key(store.key))
+            return AgentContextProvider(store.database, self._key(store.key), session_id=self._session_id)
         if store is None and self._owner is not None:
-            return AgentContextProvider(self._owner, self._key(PROMPT_KEY))
+            return AgentContextProvider(self._owner, self._key(PROMPT_KEY), session_id=self._session_id)
         return store
 
     def _namespaced(self, provider: Any) -> Any:
