@@ -50,6 +50,9 @@ class SessionCalls:
     async def get_history(self, leaf_id: str | None = None) -> Any:
         return await self._repeatable("getHistory", leaf_id)
 
+    async def get_raw_history(self, leaf_id: str | None = None) -> Any:
+        return await self._repeatable("getRawHistory", leaf_id)
+
     async def get_messages(self) -> Any:
         return await self._repeatable("getMessages")
 

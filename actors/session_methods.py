@@ -47,6 +47,10 @@ class SessionMethods:
         return orjson.Fragment(await self.session.get_history_json(leaf_id))
 
     @rpc(verb="read", single=True)
+    async def get_raw_history(self, leaf_id: str | None = None) -> Any:
+        return await self.session.get_raw_history(leaf_id)
+
+    @rpc(verb="read", single=True)
     async def get_messages(self) -> Any:
         return orjson.Fragment(await self.session.get_history_json())
 

@@ -21,15 +21,19 @@ def place_overlay(
 ) -> tuple[str, str] | None:
     """The range under which a summary of ``from_id`` … ``to_id`` is stored, or None if it could never apply.
 
-    Both ends must be on the path, in order, and the end must be visible; the start may also be the message of an applying
-    overlay. A summary extends what applies already: it starts at the earliest applying overlay, unless it starts earlier.
+    Both ends must be on the path, in order, and the end must be visible; either may be the message of an applying overlay.
+    A summary extends what applies already: it starts at the earliest applying overlay, unless it starts earlier.
     """
-    end = position(to_id)
-    if end is None or any(item.start <= end <= item.end for item in applied):
-        return None
-    folded = next((item for item in applied if from_id == COMPACTION_PREFIX + item.overlay.id), None)
-    start = folded.start if folded is not None else position(from_id)
-    if start is None or start > end:
+    summaries = {COMPACTION_PREFIX + item.overlay.id: item for item in applied}
+    if to_id in summaries:
+        end: int | None = summaries[to_id].end
+        to_id = summaries[to_id].overlay.to_id
+    else:
+        end = position(to_id)
+        if any(item.start <= end <= item.end for item in applied if end is not None):
+            return None
+    start = summaries[from_id].start if from_id in summaries else position(from_id)
+    if start is None or end is None or start > end:
         return None
     if applied and applied[0].start <= start:
         return applied[0].overlay.from_id, to_id

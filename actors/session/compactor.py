@@ -6,8 +6,10 @@ summary is stored afterwards only if its range is still on the path.
 
 import asyncio
 import inspect
+import json
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,6 +31,14 @@ GROWTH = 0.1
 """After a fruitless automatic run the estimate must grow by this part of the threshold before the next."""
 
 NOTE = "fruitless_compaction"
+
+
+@dataclass(frozen=True, slots=True)
+class Vain:
+    """The last automatic run that failed or shortened nothing: the estimate then, and whether the user was warned since."""
+
+    tokens: int | None = None
+    is_warned: bool = False
 
 
 class Compactor:
@@ -55,8 +65,7 @@ class Compactor:
         self._lock = asyncio.Lock()
         self._order = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._fruitless: int | None = None
-        self._is_note_read = False
+        self._vain: Vain | None = None
 
     @property
     def is_automatic(self) -> bool:
@@ -117,18 +126,18 @@ class Compactor:
 
     async def _run_by_hand(self, before: Report) -> CompactResult | None:
         try:
-            result = await self._summarize()
+            result, seen = await self._summarize()
         except Exception as exc:
             await self._end_failed(exc)
             return None
         try:
-            stored = await self._store(result)
+            stored = await self._store(result, seen)
         except Exception as exc:
             await self._end_failed(exc)
             raise
         after = await self._end(before, stored)
         if stored is not None and self.is_automatic and after.tokens < before.tokens:
-            await self._remember(None)
+            await self._remember(None, is_warned=False)
         return stored
 
     async def settled(self) -> None:
@@ -155,8 +164,8 @@ class Compactor:
     async def _consider(self, report: Report) -> None:
         if self.is_running or not self._is_above(report):
             return
-        fruitless = await self._last_fruitless()
-        has_grown = fruitless is None or report.tokens >= fruitless + GROWTH * (self._threshold or 0)
+        last = (await self._load_note()).tokens
+        has_grown = last is None or report.tokens >= last + GROWTH * (self._threshold or 0)
         if has_grown and not self.is_running:
             self._task = asyncio.create_task(self._run_automatically(), name="session compaction")
             self._task.add_done_callback(self._forget_task)
@@ -189,7 +198,7 @@ class Compactor:
     async def _attempt(self) -> None:
         before = await self._begin()
         try:
-            stored = await self._store(await self._summarize())
+            stored = await self._store(*await self._summarize())
         except Exception as exc:
             log.warning("an automatic compaction failed: %s", _told(exc))
             self._status.send_error(exc)
@@ -198,10 +207,10 @@ class Compactor:
             await self._remember(before.tokens)
             return
         after = await self._end(before, stored)
-        if stored is None:
-            await self._remember(before.tokens)
+        if stored is not None and after.tokens < before.tokens:
+            await self._remember(None, is_warned=False)
         else:
-            await self._remember(None if after.tokens < before.tokens else after.tokens)
+            await self._remember_vain(before.tokens if stored is None else after.tokens)
 
     async def _begin(self) -> Report:
         return await self._status.report("compacting") if self.reports else Report(0)
@@ -217,30 +226,44 @@ class Compactor:
         if self.reports:
             await self._status.report("idle")
 
-    async def _summarize(self) -> CompactResult | None:
+    async def _summarize(self) -> tuple[CompactResult | None, bytes]:
+        """What the function says, and what it was given."""
         assert self._function is not None
-        messages = await self._history.get_history()
+        messages, seen = await self._history.snapshot()
         arguments = (messages, self._context) if _takes_context(self._function) else (messages,)
         async with asyncio.timeout(COMPACTION_SECONDS):
-            return _result(await settle(self._function(*arguments)))
+            return _result(await settle(self._function(*arguments))), seen
 
-    async def _store(self, result: CompactResult | None) -> CompactResult | None:
-        stored = None if result is None else await self._history.store_summary(result)
+    async def _store(self, result: CompactResult | None, seen: bytes) -> CompactResult | None:
+        stored = None if result is None else await self._history.store_summary(result, seen)
         if stored is not None:
             await self._prompt.refresh()
         return stored
 
-    async def _last_fruitless(self) -> int | None:
-        if not self._is_note_read:
+    async def _load_note(self) -> Vain:
+        if self._vain is None:
             text = await self._history.get_note(NOTE)
-            self._fruitless = None if text is None else int(text)
-            self._is_note_read = True
-        return self._fruitless
+            self._vain = Vain() if text is None else Vain(*json.loads(text))
+        return self._vain
 
-    async def _remember(self, fruitless: int | None) -> None:
-        if await self._last_fruitless() != fruitless:
-            await self._history.put_note(NOTE, None if fruitless is None else str(fruitless))
-            self._fruitless = fruitless
+    async def _remember(self, tokens: int | None, *, is_warned: bool | None = None) -> None:
+        """At which estimate a run was in vain (None: the last was not), and whether that has been said."""
+        known = await self._load_note()
+        vain = Vain(tokens, known.is_warned if is_warned is None else is_warned)
+        if vain != known:
+            await self._history.put_note(NOTE, None if vain == Vain() else json.dumps([vain.tokens, vain.is_warned]))
+            self._vain = vain
+
+    async def _remember_vain(self, tokens: int) -> None:
+        """Say so once, until a run has shortened something, hibernation or not."""
+        if not (await self._load_note()).is_warned:
+            log.warning(
+                "automatic compaction shortened nothing: about %d tokens, above the threshold of %s; "
+                "the next attempt waits until they have grown by a tenth of that",
+                tokens,
+                self._threshold,
+            )
+        await self._remember(tokens, is_warned=True)
 
 
 def _told(error: Exception) -> str:

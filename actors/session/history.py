@@ -12,6 +12,7 @@ from actors.session.providers import settle
 from compaction import COMPACTION_PREFIX, CompactResult, is_compaction_message
 from compaction.overlays import Applied, place_overlay
 from storage import access, compactions, containing, leaves, message_tree, paths
+from storage.history import visible_json
 from storage.messages import AgentSessionProvider
 from storage.overlays import Overlay
 from storage.records import LATEST, Appended, JsonObject, Latest, encode
@@ -81,9 +82,28 @@ class History:
             raise NotSupported("This session's storage cannot search its messages.")
         return await settle(self.provider.search_messages(query, limit))
 
-    async def store_summary(self, result: CompactResult) -> CompactResult | None:
-        """Store an overlay if its range can apply to the path as it is now; the range that it was given, or None."""
+    async def get_raw_history(self, leaf_id: str | None = None) -> list[JsonObject]:
+        """The path without overlays. Raises NotSupported where overlays hide messages and the storage offers no way to them."""
+        if callable(getattr(self.provider, "get_raw_history", None)):
+            return await settle(self.provider.get_raw_history(leaf_id or None))  # type: ignore[no-any-return]
+        messages = await self.get_history(leaf_id)
+        if any(map(is_compaction_message, messages)):
+            raise NotSupported("This session's storage shows no messages that a summary stands for.")
+        return messages
+
+    async def snapshot(self) -> tuple[list[JsonObject], bytes]:
+        """The history to be summarized, and the text by which `store_summary` sees whether it has changed."""
         messages = await self.get_history()
+        return messages, _text(messages)
+
+    async def store_summary(self, result: CompactResult, seen: bytes) -> CompactResult | None:
+        """Store an overlay if its range can apply to the path as it is now, and is as it was seen; its range, or None.
+
+        What was deleted, replaced or cleared while the summary was being written is not brought back by it.
+        """
+        messages = await self.get_history()
+        if not _is_unchanged(result, seen, _text(messages)):
+            return None
         order = {message["id"]: index for index, message in enumerate(messages)}
         stored = {row["id"]: row for row in map(_plain, await settle(self.provider.get_compactions()))}
         applied = [
@@ -148,12 +168,16 @@ class BuiltinHistory(History):
         text: bytes = await self.provider.get_history_json(leaf_id)
         return text
 
-    async def store_summary(self, result: CompactResult) -> CompactResult | None:
+    async def snapshot(self) -> tuple[list[JsonObject], bytes]:
+        text = await self.get_history_json()
+        return orjson.loads(text), text
+
+    async def store_summary(self, result: CompactResult, seen: bytes) -> CompactResult | None:
         session_id = self._session_id
 
         def store(connection: sqlite3.Connection) -> CompactResult | None:
             leaf = leaves.latest(connection, session_id)
-            if leaf is None:
+            if leaf is None or not _is_unchanged(result, seen, visible_json(connection, session_id)):
                 return None
 
             def position(message_id: str) -> int | None:
@@ -224,6 +248,25 @@ def _put_note(connection: sqlite3.Connection, key: str, text: str | None) -> Non
         connection.execute("DELETE FROM perdure_state WHERE key = ?", (key,))
     else:
         connection.execute("INSERT OR REPLACE INTO perdure_state (key, value) VALUES (?, ?)", (key, text))
+
+
+def _text(messages: list[JsonObject]) -> bytes:
+    return orjson.dumps(messages, default=str, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _is_unchanged(result: CompactResult, seen: bytes, now: bytes) -> bool:
+    """Whether the messages that were summarized are still those that were seen."""
+    if now.startswith(seen[:-1]):  # nothing but appends since, which is checked without reading the messages
+        return True
+    before, after = _between(result, orjson.loads(seen)), _between(result, orjson.loads(now))
+    return before is None or before == after
+
+
+def _between(result: CompactResult, messages: list[JsonObject]) -> list[JsonObject] | None:
+    """The messages of the range; None if its ends are not both among them."""
+    order = {message["id"]: index for index, message in enumerate(messages)}
+    first, last = order.get(result.from_message_id), order.get(result.to_message_id)
+    return None if first is None or last is None else messages[first : last + 1]
 
 
 def _plain(row: Any) -> JsonObject:

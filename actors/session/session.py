@@ -66,6 +66,10 @@ class Session(SessionBuilder):
         """`get_history` as JSON text."""
         return await self._parts.history.get_history_json(leaf_id)
 
+    async def get_raw_history(self, leaf_id: str | None = None) -> list[JsonObject]:
+        """The path as it was written, with the messages that overlays stand for and without the overlays."""
+        return await self._parts.history.get_raw_history(leaf_id)
+
     async def get_latest_leaf(self) -> JsonObject | None:
         """The newest message."""
         return await self._parts.history.provider.get_latest_leaf()  # type: ignore[no-any-return]

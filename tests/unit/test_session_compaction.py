@@ -1,16 +1,18 @@
 """Compaction by hand and by itself: frames, failures, the back-off, and what is stored."""
 
 import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from session_support import Note, Owner, opened, text
 
-from actors.errors import NoCompaction
+from actors.errors import NoCompaction, NotSupported
 from actors.session import Session
 from actors.session.history import History
-from compaction import CompactContext, CompactResult
+from compaction import CompactContext, CompactResult, is_compaction_message
 from storage import AgentSessionProvider
 from storage.errors import Fenced
 
@@ -138,6 +140,46 @@ async def test_a_summary_whose_range_has_gone_meanwhile_is_dropped(tmp_path: Pat
         assert owner.phases()[-1] == "idle"
 
 
+async def while_running(session: Session, summarizer: Summarizer, *changes: Any) -> CompactResult | None:
+    """The result of a run during which these calls are made."""
+    summarizer.entered.clear()
+    summarizer.gate.clear()
+    run = asyncio.create_task(session.compact())
+    await summarizer.entered.wait()
+    for change in changes:
+        await change
+    summarizer.gate.set()
+    return await run
+
+
+@pytest.mark.parametrize("is_builtin", [True, False])
+async def test_a_summary_of_what_has_changed_meanwhile_is_dropped(tmp_path: Path, is_builtin: bool) -> None:
+    """Else what a user has deleted, or cleared, would come back as a summary."""
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(*[fold("m1", "m3")] * 6)
+        provider: Any = AgentSessionProvider(owner)
+        session = Session.create(provider if is_builtin else Documented(provider)).on_compaction(summarizer)
+        await append(session, "m1", "m2", "m3", "m4")
+        assert await while_running(session, summarizer, session.update_message(text("m2", "changed"))) is None
+        assert await while_running(session, summarizer, session.delete_messages(["m2"])) is None
+        again = [session.append_message(text(name, "anew")) for name in ("m1", "m3", "m4")]
+        assert await while_running(session, summarizer, session.clear_messages(), *again) is None
+        assert await session.get_compactions() == []
+        assert await ids(session) == ["m1", "m3", "m4"]
+        changed_elsewhere = [session.update_message(text("m4", "changed")), session.append_message(text("m5"))]
+        assert await while_running(session, summarizer, *changed_elsewhere) is not None
+        assert await ids(session) == ["summary", "m4", "m5"]
+
+
+async def test_a_summary_that_was_added_by_hand_meanwhile_is_not_folded_unread(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m3"))
+        session = Session.create(owner).on_compaction(summarizer)
+        await append(session, "m1", "m2", "m3", "m4")
+        assert await while_running(session, summarizer, session.add_compaction("by hand", "m1", "m2")) is None
+        assert [row["summary"] for row in await session.get_compactions()] == ["by hand"]
+
+
 async def test_a_manual_run_waits_for_the_automatic_one(tmp_path: Path) -> None:
     async with opened(tmp_path) as owner:
         summarizer = Summarizer(fold("m1", "m2", "one"), fold("m1", "m3", "two"))
@@ -237,6 +279,30 @@ async def test_a_summary_that_shortens_nothing_is_followed_by_the_same_wait(tmp_
         assert len(await session.get_compactions()) == 2
 
 
+async def test_runs_in_vain_are_warned_of_once_until_one_has_shortened_something(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 0
+
+    def counter(messages: Messages, **_: Any) -> int:
+        is_short = any(message["id"].startswith("compaction_") for message in messages)
+        return count - 50 if is_short else count
+
+    def warnings() -> int:
+        return sum("shortened nothing" in record.getMessage() for record in caplog.records)
+
+    caplog.set_level(logging.WARNING, "perdure.session")
+    summarizer = Summarizer(None, None, None, OSError("down"), fold("m101", "m201"), None)
+    for counts, expected in (((101, 201), 1), ((50, 301, 401), 1), ((501, 601), 2)):
+        async with opened(tmp_path) as owner:  # an awakening changes nothing
+            session = automatic(owner, summarizer, threshold=100, token_counter=counter)
+            for number in counts:
+                count = number
+                await append(session, f"m{count}")
+            assert warnings() == expected
+    assert len(summarizer.seen) == 6
+
+
 async def test_a_run_that_shortens_may_be_followed_by_another_at_once(tmp_path: Path) -> None:
     async with opened(tmp_path) as owner:
         summarizer = Summarizer(*(fold("m1", f"m{number}") for number in range(2, 9)))
@@ -254,6 +320,8 @@ async def test_a_run_that_shortens_may_be_followed_by_another_at_once(tmp_path: 
         (fold("m5", "m6"), ("m2", "m6")),  # extends the earliest that applies
         (fold("m1", "m6"), ("m1", "m6")),  # begins before it
         (fold("summary", "m6"), ("m2", "m6")),  # begins at its message
+        (fold("summary", "summary"), ("m2", "m3")),
+        (fold("m1", "summary"), ("m1", "m3")),  # ends at it
         (fold("m5", "summary"), None),
         (fold("m6", "m5"), None),
         (fold("m1", "m3"), None),  # ends inside one that applies
@@ -269,7 +337,7 @@ async def test_a_summary_is_stored_where_it_can_apply_or_not_at_all(
         summarizer = Summarizer()
         session = Session.create(provider if is_builtin else Documented(provider)).on_compaction(summarizer)
         await append(session, *(f"m{number}" for number in range(1, 8)))
-        if stored != ("m2", "m3"):
+        if result != fold("m2", "m3"):
             overlay = await session.add_compaction("first", "m2", "m3")
             result = {key: value.replace("summary", f"compaction_{overlay['id']}") for key, value in result.items()}
         before = await session.get_compactions()
@@ -296,13 +364,46 @@ async def test_a_summary_of_one_branch_starts_on_that_branch(tmp_path: Path) -> 
         assert [message["id"][:3] for message in await session.get_history("a2")] == ["m1", "com"]
 
 
-async def test_the_originals_of_a_summary_stay_readable(tmp_path: Path) -> None:  # B23
+async def test_the_originals_of_a_summary_stay_readable_and_it_can_be_told_from_them(tmp_path: Path) -> None:  # B23
     async with opened(tmp_path) as owner:
         session = Session.create(owner).on_compaction(Summarizer(fold("m1", "m2")))
         await append(session, "m1", "m2", "m3")
+        await session.append_message(text("b"), "m1")
+        await session.append_message(text("c"), "m3")
         await session.compact()
+        shown = await session.get_history()
+        assert [is_compaction_message(message) for message in shown] == [True, False, False]
+        assert shown[0]["createdAt"] == (await session.get_compactions())[0]["createdAt"]
+        assert await session.get_raw_history() == [text("m1"), text("m2"), text("m3"), text("c")]
+        assert await session.get_raw_history("b") == [text("m1"), text("b")]
         assert await session.get_message("m1") == text("m1")
-        assert await session.get_path_length() == 3
+        assert await session.get_path_length() == 4
+
+
+async def test_storage_that_shows_no_originals_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(Documented(AgentSessionProvider(owner))).on_compaction(Summarizer(fold("m1", "m1")))
+        await append(session, "m1", "m2")
+        assert await session.get_raw_history() == [text("m1"), text("m2")]
+        await session.compact()
+        with pytest.raises(NotSupported):
+            await session.get_raw_history()
+
+
+async def test_a_summary_keeps_the_time_at_which_it_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # D9
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner)
+        await append(session, "m1", "m2")
+        begun = datetime.now(UTC)
+        stored = await session.add_compaction("s", "m1", "m1")
+        ended = datetime.now(UTC)
+        made = datetime.fromisoformat(stored["createdAt"])
+        assert begun - timedelta(milliseconds=1) <= made <= ended
+    async with opened(tmp_path) as owner:
+        (summary, _) = await Session.create(owner).get_history()
+        assert summary["createdAt"] == stored["createdAt"]
 
 
 async def test_a_transcript_sent_back_by_a_client_stores_no_summary_as_a_message(tmp_path: Path) -> None:  # D11, B13
