@@ -63,6 +63,18 @@ def is_overlay_id(connection: sqlite3.Connection, session_id: str, message_id: s
     return connection.execute(query, (key, session_id)).fetchone() is not None
 
 
+def echoes(connection: sqlite3.Connection, session_id: str) -> list[str]:
+    """Messages that repeat a stored overlay: clients send back what they were shown, and other programs have stored that.
+
+    Perdure stores none, and removes those that it finds; they hold nothing that the overlay does not.
+    """
+    query = """SELECT id FROM assistant_messages AS message WHERE session_id = ?1 AND id >= ?2 AND id < ?3
+               AND EXISTS (SELECT 1 FROM assistant_compactions
+                           WHERE session_id = ?1 AND id = substr(message.id, length(?2) + 1))"""
+    after = COMPACTION_PREFIX[:-1] + chr(ord(COMPACTION_PREFIX[-1]) + 1)
+    return [row[0] for row in connection.execute(query, (session_id, COMPACTION_PREFIX, after))]
+
+
 def ends_at(connection: sqlite3.Connection, session_id: str, message_id: str) -> bool:
     """Whether an overlay waits for a message of this id as its end."""
     query = "SELECT 1 FROM assistant_compactions WHERE session_id = ? AND to_message_id = ? LIMIT 1"

@@ -48,6 +48,7 @@ class AgentSessionProvider:
         self.session_id = clean(session_id)
         self.database = database_of(owner)
         self._catching_up: asyncio.Task[None] | None = None
+        self._is_sound = False
 
     async def get_message(self, message_id: str) -> JsonObject | None:
         return await self._read(lambda connection: history.message(connection, self.session_id, message_id))
@@ -208,7 +209,30 @@ class AgentSessionProvider:
             _log.debug("the full-text index was not brought up to date: %s", exc)
 
     async def _read(self, work: Work[T]) -> T:
-        return await read(self.database, work)
+        if self._is_sound:
+            return await read(self.database, work)
+        echoes, result = await read(self.database, lambda connection: (self._echoes(connection), work(connection)))
+        if echoes:
+            try:
+                await self._write(lambda connection: None)
+            except StoreUnavailable:  # reads go on while nothing can be written
+                return result
+            return await read(self.database, work)
+        self._is_sound = True
+        return result
 
     async def _write(self, work: Work[T], *, size: int = 0) -> T:
-        return await write(self.database, work, size=size)
+        if self._is_sound:
+            return await write(self.database, work, size=size)
+
+        def heal_first(connection: sqlite3.Connection) -> T:
+            if echoes := self._echoes(connection):
+                delete(connection, self.session_id, echoes)
+            return work(connection)
+
+        result = await write(self.database, heal_first, size=size)
+        self._is_sound = True
+        return result
+
+    def _echoes(self, connection: sqlite3.Connection) -> list[str]:
+        return compactions.echoes(connection, self.session_id)

@@ -1,7 +1,9 @@
 """Compaction by hand and by itself: frames, failures, the back-off, and what is stored."""
 
 import asyncio
+import json
 import logging
+import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from session_support import Note, Owner, opened, text
 from actors.errors import NoCompaction, NotSupported
 from actors.session import Session
 from actors.session.history import History
-from compaction import CompactContext, CompactResult, is_compaction_message
+from compaction import CompactContext, CompactResult, estimate_message_tokens, is_compaction_message
 from storage import AgentSessionProvider
 from storage.errors import Fenced
 
@@ -510,3 +512,63 @@ async def test_a_write_that_is_stored_does_not_fail_by_what_is_told_of_it(
         await session.update_message(text("m1", "new"))
         await session.append_message(text("m2"))
         assert await ids(session) == ["m1", "m2"]
+
+
+async def poison(folder: Path) -> list[str]:
+    """A conversation whose summary was sent back by a client and stored by a program that refuses nothing. The right ids."""
+    async with opened(folder) as owner:
+        session = Session.create(owner)
+        await append(session, "m1", "m2", "m3")
+        overlay = await session.add_compaction("the summary", "m1", "m2")
+        await session.append_message(text("echo", "echo"))
+        await append(session, "m4")
+        await session.append_message(text("branch"), "m3")
+        await session.append_message(text("m5"), "m4")
+        summary = {
+            "id": f"compaction_{overlay['id']}",
+            "role": "assistant",
+            "parts": [{"type": "text", "text": "echo"}],
+        }
+
+        def store_echoes(connection: sqlite3.Connection) -> None:
+            change = "UPDATE assistant_messages SET id = ?, content = ? WHERE id = 'echo'"
+            connection.execute(change, (summary["id"], json.dumps(summary)))
+            connection.execute("UPDATE assistant_messages SET parent_id = ? WHERE parent_id = 'echo'", (summary["id"],))
+
+        assert len(await session.search("echo")) == 1  # everything is indexed
+        await owner.database.write(store_echoes)
+        return [summary["id"], "m3", "m4", "m5"]
+
+
+@pytest.mark.parametrize("first", ["get_history", "append", "get_raw_history", "search"])
+async def test_a_file_with_a_summary_stored_as_a_message_heals_on_its_first_use(
+    tmp_path: Path, first: str
+) -> None:  # B13
+    expected = await poison(tmp_path)
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(Summarizer(fold("m1", "m4", "both")))
+        match first:
+            case "get_history":
+                assert [message["id"] for message in await session.get_history()] == expected
+            case "get_raw_history":
+                assert [message["id"] for message in await session.get_raw_history()] == ["m1", "m2", "m3", "m4", "m5"]
+            case "append":
+                await session.append_message(text("m3"))
+            case "search":
+                assert await session.search("echo") == []
+        assert [message["id"] for message in await session.get_history()] == expected
+        assert await session.get_path_length() == 5
+        assert await session.get_branches("m3") == [text("m4"), text("branch")]
+        provider = AgentSessionProvider(owner)
+        assert await provider.path_tokens() == estimate_message_tokens(await session.get_history())
+        await session.compact()
+        assert await ids(session) == ["summary", "m5"]
+
+
+async def test_a_summary_that_no_overlay_holds_is_never_removed(tmp_path: Path) -> None:
+    """Whoever stored it: it is the only place where its text is."""
+    async with opened(tmp_path) as owner:
+        await append(Session.create(owner), "m1", "m2")
+        change = "UPDATE assistant_messages SET id = 'compaction_lost' WHERE id = 'm2'"
+        await owner.database.write(lambda connection: connection.execute(change) and None)
+        assert len(await Session.create(owner).get_history()) == 2
