@@ -9,10 +9,12 @@
     │   ├── UnknownParent       a parent that is not in this session
     │   ├── UnknownSession      a session that was never created
     │   ├── InvalidArgument     any other argument of the wrong kind or size
+    │   ├── SkillsRefused       the bucket or folder of skills gives no access, or does not exist
     │   └── LimitExceeded       over a configured limit
     ├── NotExecuted             nothing was stored; repeating it is right
     │   ├── Fenced              another writer has taken this conversation over
     │   ├── StoreUnavailable    the checkpoint store gives no answer
+    │   ├── SkillsUnavailable   the bucket of skills gives no answer
     │   ├── Overloaded          too much is waiting already
     │   ├── LocalDiskFailed     the file on this node could not be written (full, locked, unreadable)
     │   └── Closed              the database is closed
@@ -73,6 +75,11 @@ class InvalidArgument(Refused):
     sentence = "{0}"
 
 
+class SkillsRefused(Refused):
+    code = "skills_refused"
+    sentence = "The skills in {0} cannot be used ({1}); check its name, the credentials and what they allow."
+
+
 class LimitExceeded(Refused):
     code = "limit_exceeded"
     sentence = "{0} is over the limit of {1}; nothing was stored."
@@ -92,6 +99,11 @@ class Fenced(NotExecuted):
 class StoreUnavailable(NotExecuted):
     code = "store_unavailable"
     sentence = "The checkpoint store gives no answer ({0}); nothing was stored, repeat the call later."
+
+
+class SkillsUnavailable(NotExecuted):
+    code = "skills_unavailable"
+    sentence = "The skills in {0} give no answer ({1}); repeat the call later, writing a skill twice is safe."
 
 
 class Overloaded(NotExecuted):

