@@ -94,8 +94,8 @@ def recent(
     leaf = leaves.latest(connection, session_id)
     if leaf is None:
         return RecentRows(b"[]", False, 0)
-    budget = _whole(max_content_bytes, "max_content_bytes")
-    least = max(1, _whole(min_recent_messages, "min_recent_messages"))
+    budget = whole_number(max_content_bytes, "max_content_bytes")
+    least = max(1, whole_number(min_recent_messages, "min_recent_messages"))
     window = _newest(connection, leaf.seq, budget, least)
     count = sum(last - first + 1 for first, last in window)
     found = _visible_json(connection, session_id, leaf.seq, window)
@@ -187,7 +187,7 @@ def _text(value: str) -> str:
     return clean(value)
 
 
-def _whole(value: float, name: str) -> int:
+def whole_number(value: float, name: str) -> int:
     """A number cut to a whole one, below 0 is 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         raise InvalidArgument(f"{name} must be a number, not {value!r}")

@@ -6,9 +6,9 @@ from typing import Any
 from storage import json_text
 
 
-def message_text(message: Mapping[str, Any]) -> str:
-    """The text parts, joined by a space; reasoning, tools and files are not searched."""
-    return " ".join(_text(part.get("text")) for part in message["parts"] if part.get("type") == "text")
+def message_text(message: Mapping[str, Any], separator: str = " ") -> str:
+    """The text parts, joined; reasoning, tools and files are not searched."""
+    return separator.join(_text(part.get("text")) for part in message["parts"] if part.get("type") == "text")
 
 
 def _text(value: Any) -> str:
