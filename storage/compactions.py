@@ -40,6 +40,11 @@ def stored(connection: sqlite3.Connection, session_id: str) -> list[Overlay]:
     return [Overlay(*row) for row in connection.execute(query, (session_id,))]
 
 
+def clear(connection: sqlite3.Connection, session_id: str) -> int:
+    """Remove all overlays of a session; how many there were."""
+    return connection.execute("DELETE FROM assistant_compactions WHERE session_id = ?", (session_id,)).rowcount
+
+
 def record(overlay: Overlay) -> JsonObject:
     """An overlay as readers see it."""
     return {
@@ -73,6 +78,14 @@ def echoes(connection: sqlite3.Connection, session_id: str) -> list[str]:
                            WHERE session_id = ?1 AND id = substr(message.id, length(?2) + 1))"""
     after = COMPACTION_PREFIX[:-1] + chr(ord(COMPACTION_PREFIX[-1]) + 1)
     return [row[0] for row in connection.execute(query, (session_id, COMPACTION_PREFIX, after))]
+
+
+def end_of(connection: sqlite3.Connection, session_id: str, message_id: str) -> str | None:
+    """The last message of the range that an overlay's message stands for; None if there is no such overlay or message."""
+    query = """SELECT to_message_id FROM assistant_compactions AS overlay WHERE id = ?1 AND session_id = ?2 AND EXISTS
+               (SELECT 1 FROM assistant_messages WHERE session_id = ?2 AND id = overlay.to_message_id)"""
+    row = connection.execute(query, (message_id.removeprefix(COMPACTION_PREFIX), session_id)).fetchone()
+    return row[0] if row else None
 
 
 def ends_at(connection: sqlite3.Connection, session_id: str, message_id: str) -> bool:

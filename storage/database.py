@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import aiosqlite
 
@@ -80,6 +81,8 @@ class Database:
         self._pump_task: asyncio.Task[None] | None = None
         self._closing_task: asyncio.Task[StorageError | None] | None = None
         self._is_closed = False
+        self.users: WeakSet[Any] = WeakSet()
+        """What holds something of this database in memory: sessions enter themselves when they are first used."""
 
     async def read(self, run: Callable[[sqlite3.Connection], T], *, size: int = 0) -> T:
         """Run `run(connection)` after everything submitted before; its answer comes when that is durable.

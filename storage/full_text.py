@@ -84,10 +84,11 @@ def lower_position(connection: sqlite3.Connection) -> None:
         _set_position(connection, newest or 0)
 
 
-def search(connection: sqlite3.Connection, session_id: str, query: str, limit: float = 20) -> list[JsonObject]:
+def search(connection: sqlite3.Connection, session_id: str | None, query: str, limit: float = 20) -> list[JsonObject]:
     """The messages of a session that contain every word of `query`, best first, ties in the order of insertion.
 
-    The index must be up to date. Raises InvalidArgument for a bad limit, CorruptDatabase if the index cannot be read.
+    ``session_id`` None: of all sessions of the file. The index must be up to date. Raises InvalidArgument for a bad limit,
+    CorruptDatabase if the index cannot be read.
     """
     expression = match_expression(query)
     count = whole_limit(limit)
@@ -95,14 +96,15 @@ def search(connection: sqlite3.Connection, session_id: str, query: str, limit: f
         return []
     statement = """SELECT CAST(m.content AS BLOB), m.created_at
                    FROM assistant_fts AS f JOIN assistant_messages AS m ON m.seq = f.rowid
-                   WHERE f.assistant_fts MATCH ? AND m.session_id = ? ORDER BY f.rank, f.rowid LIMIT ?"""
+                   WHERE f.assistant_fts MATCH ?1 AND (?2 IS NULL OR m.session_id = ?2)
+                   ORDER BY f.rank, f.rowid LIMIT ?3"""
     with readable_index():
         rows = connection.execute(statement, (expression, session_id, count)).fetchall()
     return [_result(decode(content), created_at) for content, created_at in rows]
 
 
 def search_unwritten(
-    connection: sqlite3.Connection, session_id: str, query: str, limit: float = 20
+    connection: sqlite3.Connection, session_id: str | None, query: str, limit: float = 20
 ) -> list[JsonObject]:
     """`search` where nothing can be written: what is not indexed yet is indexed in memory, and found after the rest."""
     found = search(connection, session_id, query, limit)
@@ -114,7 +116,7 @@ def search_unwritten(
         statement = "SELECT rowid FROM assistant_fts WHERE assistant_fts MATCH ? ORDER BY rank, rowid"
         expression = match_expression(query)
         hits = [seq for (seq,) in scratch.execute(statement, (expression,))] if expression else []
-    statement = "SELECT created_at FROM assistant_messages WHERE seq = ? AND session_id = ?"
+    statement = "SELECT created_at FROM assistant_messages WHERE seq = ?1 AND (?2 IS NULL OR session_id = ?2)"
     for seq in hits:
         row = connection.execute(statement, (seq, session_id)).fetchone()
         if row:

@@ -40,6 +40,14 @@ def ends(connection: sqlite3.Connection, session_id: str) -> Ends:
     return Ends(_leaf_among_others(connection, session_id, shared), shared)
 
 
+def alone_until(connection: sqlite3.Connection) -> int:
+    """The last ``seq`` up to which all rows are of the default session and not indexed by session."""
+    row = connection.execute("SELECT seq, shared FROM assistant_messages ORDER BY seq DESC LIMIT 1").fetchone()
+    if row is None:
+        return 0
+    return int(row[0] if row[1] is None else row[1])
+
+
 def latest(connection: sqlite3.Connection, session_id: str) -> Leaf | None:
     return ends(connection, session_id).leaf
 

@@ -7,12 +7,12 @@ leaf's path, so that an append costs the same whatever the history.
 
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from storage import compactions, full_text, leaves, paths
 from storage.compactions import applied, identities
-from storage.errors import InvalidArgument, InvalidMessage, UnknownMessage, UnknownParent
+from storage.errors import InvalidArgument, InvalidMessage, LimitExceeded, UnknownMessage, UnknownParent
 from storage.leaves import Ends, Leaf
 from storage.paths import Sums
 from storage.records import COMPACTION_PREFIX, LATEST, Appended, Latest, SessionMessage, clean, encode
@@ -73,6 +73,42 @@ def append(
     return Appended(True, sums.tokens)
 
 
+def append_all(
+    connection: sqlite3.Connection, session_id: str, messages: Iterable[Prepared], parent_id: Parent = LATEST
+) -> list[Appended]:
+    """Add messages, each below the one before it, the first as `append` does; what each did.
+
+    An overlay's message stands for the last message of its range. Raises InvalidMessage, UnknownParent.
+    """
+    results: list[Appended] = []
+    for message in messages:
+        results.append(append(connection, session_id, message, parent_id))
+        if message.id.startswith(COMPACTION_PREFIX):
+            end = compactions.end_of(connection, session_id, message.id)
+            parent_id = parent_id if end is None else end
+        else:
+            parent_id = message.id
+    return results
+
+
+def upsert(connection: sqlite3.Connection, session_id: str, message: Prepared, parent_id: Parent = LATEST) -> Appended:
+    """`update` if there is a message of that id, wherever it is, else `append`."""
+    is_known = leaves.seq_of(connection, session_id, message.id) is not None
+    if is_known or compactions.is_overlay_id(connection, session_id, message.id):
+        return replace(update(connection, session_id, message), inserted=False)
+    return append(connection, session_id, message, parent_id)
+
+
+def check_count(connection: sqlite3.Connection, limit: int) -> None:
+    """Raises LimitExceeded, which undoes the write, if the file holds more messages than it may. Costs one look below that."""
+    (newest,) = connection.execute("SELECT max(seq) FROM assistant_messages").fetchone()
+    if (newest or 0) <= limit:
+        return
+    (count,) = connection.execute("SELECT count(*) FROM assistant_messages").fetchone()
+    if count > limit:
+        raise LimitExceeded("The number of messages of this conversation", f"{limit:,}")
+
+
 def update(
     connection: sqlite3.Connection, session_id: str, message: Mapping[str, Any] | SessionMessage | Prepared
 ) -> Appended:
@@ -118,7 +154,7 @@ def clear(connection: sqlite3.Connection, session_id: str) -> Appended:
     full_text.forget_session(connection, session_id)
     removed = connection.execute("DELETE FROM assistant_messages WHERE session_id = ?", (session_id,)).rowcount
     full_text.lower_position(connection)
-    removed += connection.execute("DELETE FROM assistant_compactions WHERE session_id = ?", (session_id,)).rowcount
+    removed += compactions.clear(connection, session_id)
     return Appended(removed > 0, 0)
 
 

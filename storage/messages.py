@@ -13,11 +13,24 @@ from typing import Any, TypeVar
 
 import orjson
 
-from storage import compactions, full_text, history
+from storage import compactions, full_text, history, message_pages, sessions
 from storage.access import Owner, Work, database_of, read, write
 from storage.compactions import add as add_compaction
-from storage.errors import LimitExceeded, StorageError, StoreUnavailable
-from storage.message_tree import Parent, Prepared, append, clear, delete, path_tokens, prepare, update
+from storage.database import Database
+from storage.errors import InvalidArgument, LimitExceeded, StorageError, StoreUnavailable
+from storage.message_tree import (
+    Parent,
+    Prepared,
+    append,
+    append_all,
+    check_count,
+    clear,
+    delete,
+    path_tokens,
+    prepare,
+    update,
+    upsert,
+)
 from storage.records import LATEST, Appended, JsonObject, SessionMessage, clean
 
 __all__ = [
@@ -25,11 +38,14 @@ __all__ = [
     "Prepared",
     "add_compaction",
     "append",
+    "append_all",
     "clear",
     "delete",
     "path_tokens",
     "prepare",
+    "search_messages",
     "update",
+    "upsert",
 ]
 
 T = TypeVar("T")
@@ -42,11 +58,15 @@ class AgentSessionProvider:
 
     `owner`: a Database or anything with one as ``.database``. Writes return after they are durable, in the order in which they
     were submitted; cancelling a wait does not undo a write that was submitted.
+
+    ``is_registered``: writes are for sessions that a `SessionManager` knows. They raise UnknownSession for any other, and
+    tell the time of the change in the same transaction.
     """
 
-    def __init__(self, owner: Owner, session_id: str = "") -> None:
+    def __init__(self, owner: Owner, session_id: str = "", *, is_registered: bool = False) -> None:
         self.session_id = clean(session_id)
         self.database = database_of(owner)
+        self._is_registered = is_registered
         self._catching_up: asyncio.Task[None] | None = None
         self._is_sound = False
 
@@ -87,16 +107,60 @@ class AgentSessionProvider:
         await self.append_and_estimate(message, parent_id)
 
     async def append_and_estimate(
-        self, message: Mapping[str, Any] | SessionMessage, parent_id: Parent = LATEST
+        self,
+        message: Mapping[str, Any] | SessionMessage,
+        parent_id: Parent = LATEST,
+        *,
+        then: Work[None] | None = None,
     ) -> Appended:
-        """`append_message`, and the estimate of the visible path after it, without the prompt."""
+        """`append_message`, and the estimate of the visible path after it, without the prompt.
+
+        `then`: what else to do in the transaction of a message that is new.
+        """
         prepared = self._prepare(message)
-        appended, is_due = await self._write(
-            lambda connection: self._append(connection, prepared, parent_id), size=prepared.sums.bytes
-        )
+
+        def work(connection: sqlite3.Connection) -> tuple[Appended, bool]:
+            appended, is_due = self._append(connection, prepared, parent_id)
+            if then is not None and appended.inserted:
+                then(connection)
+                appended = Appended(True, path_tokens(connection, self.session_id))
+            return appended, is_due
+
+        appended, is_due = await self._write(work, size=prepared.sums.bytes)
         if is_due:
             self._catch_up_later()
         return appended
+
+    async def append_all_and_estimate(
+        self, messages: Iterable[Mapping[str, Any] | SessionMessage], parent_id: Parent = LATEST
+    ) -> list[Appended]:
+        """Store messages in one transaction, each below the one before it; what `append_and_estimate` says of each.
+
+        Raises InvalidMessage, UnknownParent.
+        """
+        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+            raise InvalidArgument("messages must be a list of messages")
+        prepared = [self._prepare(message) for message in messages]
+
+        def work(connection: sqlite3.Connection) -> list[Appended]:
+            results = append_all(connection, self.session_id, prepared, parent_id)
+            check_count(connection, self.database.options.max_messages)
+            return results
+
+        return await self._write(work, size=sum(message.sums.bytes for message in prepared))
+
+    async def upsert_and_estimate(
+        self, message: Mapping[str, Any] | SessionMessage, parent_id: Parent = LATEST
+    ) -> Appended:
+        """Replace the message of that id where it is, or append it. Raises InvalidMessage, UnknownParent."""
+        prepared = self._prepare(message)
+
+        def work(connection: sqlite3.Connection) -> Appended:
+            appended = upsert(connection, self.session_id, prepared, parent_id)
+            check_count(connection, self.database.options.max_messages)
+            return appended
+
+        return await self._write(work, size=prepared.sums.bytes)
 
     async def update_message(self, message: Mapping[str, Any] | SessionMessage) -> None:
         """Replace the message of that id. Raises InvalidMessage, UnknownMessage."""
@@ -145,17 +209,8 @@ class AgentSessionProvider:
 
         Raises InvalidArgument for a negative limit, CorruptDatabase if the index cannot be read.
         """
-        try:
-            while (missing := await self._read(full_text.missing)) > full_text.MOST:
-                # in several writes, so that others come in between
-                await self._write(lambda connection: full_text.catch_up(connection, full_text.MOST))
-            if missing:
-                await self._write(full_text.catch_up)
-        except StoreUnavailable:  # reads go on while nothing can be written
-            return await self._read(
-                lambda connection: full_text.search_unwritten(connection, self.session_id, query, limit)
-            )
-        return await self._read(lambda connection: full_text.search(connection, self.session_id, query, limit))
+        await self._read(lambda _: None)  # which heals the file if it must be
+        return await search_messages(self.database, self.session_id, query, limit)
 
     async def get_recent_history(self, max_content_bytes: float, min_recent_messages: float = 1) -> JsonObject:
         """The newest messages that fit a budget of bytes, at least `min_recent_messages` (1 or more) of them."""
@@ -175,19 +230,27 @@ class AgentSessionProvider:
         """Id, role and size of every message from the root to the latest leaf."""
         return await self._read(lambda connection: history.row_stats(connection, self.session_id))
 
+    async def page_messages(
+        self,
+        limit: int = 100,
+        cursor: str | None = None,
+        *,
+        order: message_pages.Order = "newest",
+        leaf_id: str | None = None,
+    ) -> JsonObject:
+        """A page of the messages without their content; see `storage.message_pages`."""
+        return await self._read(
+            lambda connection: message_pages.page(
+                connection, self.session_id, limit, cursor, order=order, leaf_id=leaf_id
+            )
+        )
+
     def _append(self, connection: sqlite3.Connection, message: Prepared, parent_id: Parent) -> tuple[Appended, bool]:
         appended = append(connection, self.session_id, message, parent_id)
         (seq,) = connection.execute("SELECT last_insert_rowid()").fetchone()
         if appended.inserted and seq > self.database.options.max_messages:
-            self._check_count(connection)
+            check_count(connection, self.database.options.max_messages)
         return appended, appended.inserted and seq % full_text.BATCH == 0
-
-    def _check_count(self, connection: sqlite3.Connection) -> None:
-        """Raises LimitExceeded, which undoes the append."""
-        limit = self.database.options.max_messages
-        (count,) = connection.execute("SELECT count(*) FROM assistant_messages").fetchone()
-        if count > limit:
-            raise LimitExceeded("The number of messages of this conversation", f"{limit:,}")
 
     def _prepare(self, message: Mapping[str, Any] | SessionMessage) -> Prepared:
         """Raises InvalidMessage, LimitExceeded."""
@@ -204,7 +267,7 @@ class AgentSessionProvider:
 
     async def _catch_up(self) -> None:
         try:
-            await self._write(lambda connection: full_text.catch_up(connection, 2 * full_text.BATCH))
+            await write(self.database, lambda connection: full_text.catch_up(connection, 2 * full_text.BATCH))
         except (StorageError, sqlite3.Error) as exc:  # the next search catches up, or says what is wrong
             _log.debug("the full-text index was not brought up to date: %s", exc)
 
@@ -222,17 +285,37 @@ class AgentSessionProvider:
         return result
 
     async def _write(self, work: Work[T], *, size: int = 0) -> T:
-        if self._is_sound:
+        if self._is_sound and not self._is_registered:
             return await write(self.database, work, size=size)
 
-        def heal_first(connection: sqlite3.Connection) -> T:
-            if echoes := self._echoes(connection):
+        def prepare_first(connection: sqlite3.Connection) -> T:
+            if self._is_registered:
+                sessions.require_and_touch(connection, self.session_id)
+            if not self._is_sound and (echoes := self._echoes(connection)):
                 delete(connection, self.session_id, echoes)
             return work(connection)
 
-        result = await write(self.database, heal_first, size=size)
+        result = await write(self.database, prepare_first, size=size)
         self._is_sound = True
         return result
 
     def _echoes(self, connection: sqlite3.Connection) -> list[str]:
         return compactions.echoes(connection, self.session_id)
+
+
+async def search_messages(
+    database: Database, session_id: str | None, query: str, limit: float = 20
+) -> list[JsonObject]:
+    """The messages of a session (None: of all sessions of the database) that contain every word of `query`; the best first.
+
+    Raises InvalidArgument for a negative limit, CorruptDatabase if the index cannot be read.
+    """
+    try:
+        while (missing := await read(database, full_text.missing)) > full_text.MOST:
+            # in several writes, so that others come in between
+            await write(database, lambda connection: full_text.catch_up(connection, full_text.MOST))
+        if missing:
+            await write(database, full_text.catch_up)
+    except StoreUnavailable:  # reads go on while nothing can be written
+        return await read(database, lambda connection: full_text.search_unwritten(connection, session_id, query, limit))
+    return await read(database, lambda connection: full_text.search(connection, session_id, query, limit))

@@ -6,14 +6,15 @@ the names on the wire. `encode` is the border: nothing is stored that has not pa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from storage import json_text
 from storage.errors import InvalidMessage
-from storage.json_text import clean, parse
+from storage.json_text import clean, javascript_json, parse
 
 __all__ = [
     "COMPACTION_PREFIX",
@@ -31,7 +32,9 @@ __all__ = [
     "clean",
     "decode",
     "encode",
+    "javascript_json",
     "parse",
+    "timestamp",
 ]
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -89,6 +92,8 @@ class StoredCompaction(_Wire):
 
 
 class SessionInfo(_Wire):
+    """A session of a `SessionManager`. ``name`` is its title. On the wire ``owner`` and ``tags`` are absent when not set."""
+
     id: str
     name: str
     parent_session_id: str | None = None
@@ -100,6 +105,16 @@ class SessionInfo(_Wire):
     end_reason: str | None = None
     created_at: str
     updated_at: str
+    owner: str | None = None
+    tags: list[str] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _to_wire(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
+        fields = dict.fromkeys(_DOCUMENTED) | handler(self)
+        return {name: value for name, value in fields.items() if name in _DOCUMENTED or value not in (None, [])}
+
+
+_DOCUMENTED = [name for name in SessionInfo.model_fields if name not in ("owner", "tags")]
 
 
 class RecentHistory(_Wire):
@@ -155,3 +170,8 @@ def _check(message: Mapping[str, Any]) -> None:
         raise InvalidMessage("its parts must be a list")
     if not all(isinstance(part, Mapping) for part in parts):
         raise InvalidMessage("each of its parts must be an object")
+
+
+def timestamp() -> str:
+    """Now, as messages carry it in ``createdAt``. It is a label; nothing is decided by it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
