@@ -3,6 +3,12 @@
 from storage.contexts import AgentContextProvider
 from storage.database import Database, open_database
 from storage.messages import AgentSessionProvider
+from storage.postgres import (
+    PostgresConnection,
+    PostgresContextProvider,
+    PostgresSearchProvider,
+    PostgresSessionProvider,
+)
 from storage.records import (
     LATEST,
     RecentHistory,
@@ -21,6 +27,10 @@ __all__ = [
     "AgentSearchProvider",
     "AgentSessionProvider",
     "Database",
+    "PostgresConnection",
+    "PostgresContextProvider",
+    "PostgresSearchProvider",
+    "PostgresSessionProvider",
     "R2SkillProvider",
     "RecentHistory",
     "SearchResult",

@@ -118,13 +118,17 @@ class History:
         return result.at(*placed)
 
     async def tool_messages(self, name: str) -> list[JsonObject]:
-        """The messages of the path that may hold a call of a tool of this name."""
-        return await self.get_history()
+        """The messages of the path that may hold a call of a tool of this name, also hidden ones if the storage shows them."""
+        try:
+            return await self.get_raw_history()
+        except NotSupported:
+            return await self.get_history()
 
     async def rewrite(self, name: str, rewrite: Rewrite) -> Written:
         """Rewrite messages that may hold a call of a tool of this name, on every branch that can be reached."""
         is_changed = False
-        for message in await self.get_history():
+        anywhere = getattr(self.provider, "get_messages_containing", None)
+        for message in await (settle(anywhere(name)) if callable(anywhere) else self.tool_messages(name)):
             rewritten = None if is_compaction_message(message) else rewrite(message)
             if rewritten is not None:
                 await settle(self.provider.update_message(rewritten))

@@ -15,10 +15,6 @@ SPECIFICATION = Path(__file__).parents[3] / "shared" / "spec" / "sessions.md"
 LATER = {
     "SessionManager",
     "SessionManagerOptions",
-    "PostgresSessionProvider",
-    "PostgresContextProvider",
-    "PostgresSearchProvider",
-    "PostgresConnection",
     "create_compact_function",
     "sanitize_tool_pairs",
     "CompactOptions",
@@ -30,6 +26,7 @@ Session AgentSessionProvider AgentContextProvider AgentSearchProvider R2SkillPro
 is_writable_provider is_skill_provider is_search_provider
 SessionMessage SessionMessagePart SessionContextOptions SessionInfo SessionOptions ContextBlock ContextConfig
 ContextProvider WritableContextProvider SkillProvider SearchProvider SearchResult SessionProvider StoredCompaction SqlProvider
+PostgresSessionProvider PostgresContextProvider PostgresSearchProvider PostgresConnection
 is_compaction_message COMPACTION_PREFIX CompactResult estimate_string_tokens estimate_message_tokens
 """.split()
 

@@ -1,0 +1,268 @@
+"""How statements reach PostgreSQL: four kinds of clients behind one interface. No driver is imported here.
+
+Invariant of `Client.write`: it runs one statement under a lock, and that statement sees everything that was committed before the
+lock was granted. Connections with transactions do it in one; others send the lock and the statement as one block.
+"""
+
+import asyncio
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from typing import Any, Final, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
+
+from storage.errors import InvalidArgument, StorageError
+from storage.postgres.errors import PostgresFailed, failure_of, is_loss, sqlstate_of
+from storage.postgres.statements import Value, block, formatted, numbered
+from storage.postgres.tables import Tables
+
+Row: TypeAlias = Mapping[str, Any]
+
+_LOCK: Final = """SELECT CAST(current_setting('transaction_isolation') AS text) AS isolation
+    FROM (SELECT pg_advisory_xact_lock(hashtextextended(CAST(? AS text), 0))) AS locked"""
+_READ_COMMITTED: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_IDLE: Final = 0
+"""libpq's status of a connection that is in no transaction."""
+_GONE: Final = ("42P01", "42703")
+_PROBLEM: Final = re.compile(r"perdure:(\w+)")
+_ISOLATION: Final = PostgresFailed(
+    "isolation", "writes of a conversation need READ COMMITTED; the transaction that they are part of has another level"
+)
+
+
+class PostgresConnection(Protocol):
+    """A connection of any driver: runs one statement with ``?`` placeholders; the result has ``rows``, each a mapping."""
+
+    async def execute(self, query: str, args: Sequence[Value] = ..., /) -> Any: ...
+
+
+class Client:
+    """Statements over one client. What is known of its tables is shared by all providers over it."""
+
+    def __init__(self) -> None:
+        self.tables = Tables()
+        self._making = asyncio.Lock()
+
+    async def ready(self, *names: str) -> Tables:
+        """The tables of these names, made if they are missing. Raises MissingTables."""
+        if not self.tables.are_known(names):
+            async with self._making:
+                if not self.tables.are_known(names):
+                    await self.tables.make(self, list(names))
+        return self.tables
+
+    async def read(self, statement: str, args: Sequence[Value]) -> list[Row]:
+        """The rows of one statement that changes nothing."""
+        try:
+            return await self._read(statement, args)
+        except Exception as exc:
+            failure = self._failure(exc)
+        raise failure  # outside, so that no driver's text travels with it
+
+    async def write(self, lock: str, statement: str, args: Sequence[Value]) -> str | None:
+        """Run a statement under a lock. Its row's column ``problem``: with a text nothing is changed."""
+        try:
+            return await self._write(lock, statement, args)
+        except Exception as exc:
+            failure = self._failure(exc)
+        raise failure
+
+    async def define(self, statement: str) -> None:
+        """Run one statement without arguments, in a transaction of its own."""
+        try:
+            await self._define(statement)
+            return
+        except Exception as exc:
+            failure = self._failure(exc)
+        raise failure
+
+    def _failure(self, error: Exception) -> StorageError:
+        if sqlstate_of(error) in _GONE or (isinstance(error, PostgresFailed) and error.sqlstate in _GONE):
+            self.tables.forget()
+        return failure_of(error)
+
+    async def _read(self, statement: str, args: Sequence[Value]) -> list[Row]:
+        raise NotImplementedError
+
+    async def _write(self, lock: str, statement: str, args: Sequence[Value]) -> str | None:
+        raise NotImplementedError
+
+    async def _define(self, statement: str) -> None:
+        raise NotImplementedError
+
+
+class PsycopgClient(Client):
+    """One ``psycopg.AsyncConnection``, used by one operation at a time.
+
+    In a transaction that the caller has begun, what is written is part of it.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__()
+        self._connection = connection
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        async with self._turn:
+            yield self._connection
+
+    async def _read(self, statement: str, args: Sequence[Value]) -> list[Row]:
+        async with self._connected() as connection, _reading(connection):
+            return await _run(connection, statement, args)
+
+    async def _write(self, lock: str, statement: str, args: Sequence[Value]) -> str | None:
+        is_committing = False
+        try:
+            async with self._connected() as connection:
+                is_own = _is_idle(connection)
+                async with connection.transaction():
+                    if is_own:
+                        await _run(connection, _READ_COMMITTED, ())
+                    (locked,) = await _run(connection, _LOCK, (lock,))
+                    if locked["isolation"] != "read committed":
+                        raise _ISOLATION
+                    (row,) = await _run(connection, statement, args)
+                    is_committing = is_own
+            return None if row["problem"] is None else str(row["problem"])
+        except Exception as exc:
+            failure = self._failure_of_write(exc, is_committing)
+        raise failure
+
+    async def _define(self, statement: str) -> None:
+        async with self._connected() as connection, connection.transaction():
+            await connection.execute(statement)
+
+    def _failure_of_write(self, error: Exception, is_committing: bool) -> StorageError:
+        self._failure(error)
+        return failure_of(error, is_uncertain=is_committing)
+
+
+class PoolClient(PsycopgClient):
+    """A ``psycopg_pool.AsyncConnectionPool``: each operation takes a connection of its own."""
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        pool = self._connection
+        try:
+            async with pool.connection() as connection:
+                yield connection
+        except Exception as exc:
+            if is_loss(failure_of(exc)) and not getattr(pool, "closed", False):
+                with suppress(Exception):
+                    await pool.check()  # replaces what else was lost, so that the next call finds a connection
+            raise
+
+
+class BareClient(Client):
+    """An object that runs one statement at a time and promises nothing about the next: each write is one block."""
+
+    def __init__(self, run: Callable[[str, list[Value]], Any], styled: Callable[[str], str]) -> None:
+        super().__init__()
+        self._run = run
+        self._styled = styled
+
+    async def _read(self, statement: str, args: Sequence[Value]) -> list[Row]:
+        return _rows(await _settled(self._run(self._styled(statement), list(args))))
+
+    async def _write(self, lock: str, statement: str, args: Sequence[Value]) -> str | None:
+        try:
+            await _settled(self._run(block(lock, statement, args), []))
+            return None
+        except Exception as exc:
+            problem = _PROBLEM.search(str(exc))
+            self._failure(exc)
+            failure = failure_of(exc, is_uncertain=True)
+        if problem is None:
+            raise failure
+        if problem[1] == "isolation":
+            raise _ISOLATION
+        return problem[1]
+
+    async def _define(self, statement: str) -> None:
+        await _settled(self._run(statement, []))
+
+
+_CLIENTS: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()
+
+
+def client_of(client: Any) -> Client:
+    """The one `Client` over an object. Raises InvalidArgument for what is none of the four kinds."""
+    if isinstance(client, Client):
+        return client
+    try:
+        known = _CLIENTS.get(client)
+        if known is None:
+            known = _CLIENTS.setdefault(client, _adapted(client))
+        return known
+    except TypeError:  # cannot be a weak key: what is known of its tables is then each provider's own
+        return _adapted(client)
+
+
+def _adapted(client: Any) -> Client:
+    if isinstance(client, type):
+        raise InvalidArgument(f"A PostgreSQL client is an object, not the class {client.__name__}.")
+    if _has(client, "connection", "getconn", "putconn"):
+        return PoolClient(_asynchronous(client, client.getconn, "psycopg_pool.AsyncConnectionPool"))
+    if _has(client, "cursor", "transaction") and hasattr(client, "pgconn"):
+        return PsycopgClient(_asynchronous(client, client.execute, "psycopg.AsyncConnection"))
+    if not _has_any(client, "fetch", "fetchone", "fetchall", "executescript", "executemany"):
+        if _has(client, "execute"):
+            return BareClient(client.execute, str)
+        if _has(client, "query"):
+            return BareClient(client.query, numbered)
+    raise InvalidArgument(
+        f"A PostgreSQL client is a psycopg.AsyncConnection, a psycopg_pool.AsyncConnectionPool, or an object with "
+        f"execute(query, args) or query(text, values) that gives an object with rows, not {type(client).__name__}."
+    )
+
+
+def _asynchronous(client: Any, method: Any, wanted: str) -> Any:
+    if not inspect.iscoroutinefunction(method):
+        raise InvalidArgument(
+            f"A PostgreSQL client must be asynchronous: give a {wanted}, not {type(client).__name__}."
+        )
+    return client
+
+
+def _has(client: Any, *names: str) -> bool:
+    return all(callable(getattr(client, name, None)) for name in names)
+
+
+def _has_any(client: Any, *names: str) -> bool:
+    return any(callable(getattr(client, name, None)) for name in names)
+
+
+async def _settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _is_idle(connection: Any) -> bool:
+    return bool(connection.info.transaction_status == _IDLE)
+
+
+def _reading(connection: Any) -> AbstractAsyncContextManager[Any]:
+    """A transaction, so that none is left open; none if the connection needs none."""
+    return nullcontext() if connection.autocommit else connection.transaction()
+
+
+async def _run(connection: Any, statement: str, args: Sequence[Value]) -> list[Row]:
+    styled = numbered if "Raw" in connection.cursor_factory.__name__ else formatted
+    async with connection.cursor(row_factory=_mapping) as cursor:
+        await cursor.execute(styled(statement), list(args))
+        return await cursor.fetchall() if cursor.description else []
+
+
+def _mapping(cursor: Any) -> Callable[[Sequence[Any]], Row]:
+    names = [column.name for column in cursor.description or ()]
+    return lambda values: dict(zip(names, values, strict=True))
+
+
+def _rows(result: Any) -> list[Row]:
+    rows = result.get("rows") if isinstance(result, Mapping) else getattr(result, "rows", None)
+    if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidArgument(
+            f"A PostgreSQL client must give an object with rows, each a mapping by column name, not {type(result).__name__}."
+        )
+    return list(rows)
