@@ -9,7 +9,15 @@ from actors.session.blocks import ContextBlocks, ContextConfig
 from actors.session.compactor import Compactor
 from actors.session.history import History, history_of
 from actors.session.prompt import SystemPrompt
-from actors.session.providers import SessionProvider, TextProvider
+from actors.session.providers import (
+    SESSION_METHODS,
+    PlainProvider,
+    TextProvider,
+    check_prompt_store,
+    check_provider,
+    check_session_provider,
+    missing_methods,
+)
 from actors.session.skills import LoadedSkills
 from actors.session.status import Status
 from actors.session.tools import ContextTools
@@ -23,6 +31,8 @@ from storage.replication import StorageOptions
 log = logging.getLogger("perdure.session")
 
 PROMPT_KEY = "_system_prompt"
+_OF_OWNER: Any = object()
+"""In place of a provider: the owner's database is used."""
 
 
 class SessionContextOptions(TypedDict, total=False):
@@ -66,7 +76,11 @@ class SessionBuilder:
         token_counter: TokenCounter | None = None,
     ) -> None:
         """A session over a `SessionProvider`; blocks without a provider are read-only and empty, nothing is broadcast."""
-        self._provider: Any = provider
+        if provider is not _OF_OWNER:
+            check_session_provider(provider)
+        if prompt_store is not None:
+            check_prompt_store(prompt_store)
+        self._provider: Any = None if provider is _OF_OWNER else provider
         self._owner: Any = None
         self._session_id = ""
         self._context = [block_config(item) for item in context]
@@ -84,12 +98,21 @@ class SessionBuilder:
 
         With a database, blocks and the cached prompt are kept there unless they have providers of their own.
         """
-        if isinstance(owner, SessionProvider) and not callable(getattr(owner, "broadcast", None)):
+        offered = len(SESSION_METHODS) - len(missing_methods(owner))
+        if (
+            offered == len(SESSION_METHODS)
+            and not isinstance(owner, type)
+            and not callable(getattr(owner, "broadcast", None))
+        ):
             return cls(owner)  # an agent may offer these methods too, but it broadcasts
         if _is_database(owner) or _is_database(getattr(owner, "database", None)):
-            session = cls(None)
+            session = cls(_OF_OWNER)
             session._owner = owner
             return session
+        if offered:
+            check_session_provider(owner)
+        if isinstance(owner, type):
+            raise InvalidArgument(f"A session needs a database or an object with one, not the class {owner.__name__}.")
         raise InvalidArgument(
             f"A session needs a database, an object with a .database, or a session provider, not {type(owner).__name__}."
         )
@@ -118,6 +141,8 @@ class SessionBuilder:
     def with_cached_prompt(self, provider: Any = None) -> Self:
         """Keep the frozen prompt where it survives this object: in the database, or in a provider with get and set."""
         self._refuse_once_used()
+        if provider is not None:
+            check_prompt_store(provider)
         self._has_cached_prompt = True
         self._prompt_store = provider
         return self
@@ -155,6 +180,8 @@ class SessionBuilder:
         provider = self._provider
         if provider is None:
             provider = AgentSessionProvider(self._owner, self._session_id)
+        elif not isinstance(provider, AgentSessionProvider):
+            provider = PlainProvider(provider)
         history = history_of(provider)
         database = getattr(provider, "database", None)
         options = database.options if isinstance(database, Database) else StorageOptions()
@@ -233,8 +260,14 @@ def block_config(item: ContextConfig | Mapping[str, Any]) -> ContextConfig:
         item = ContextConfig(**options)
     if not isinstance(item.label, str) or not item.label:
         raise InvalidArgument("The label of a context block must be a text that is not empty.")
+    of = f"of the context block {item.label!r}"
+    if item.description is not None and not isinstance(item.description, str):
+        raise InvalidArgument(f"The description {of} must be a text.")
+    limit = item.max_tokens
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit != limit):
+        raise InvalidArgument(f"max_tokens {of} must be a number.")
     if isinstance(item.provider, str):
-        return ContextConfig(item.label, item.description, item.max_tokens, TextProvider(item.provider))
-    if item.provider is not None and not callable(getattr(item.provider, "get", None)):
-        raise InvalidArgument(f"The provider of the context block {item.label!r} has no method get.")
+        return ContextConfig(item.label, item.description, limit, TextProvider(item.provider))
+    if item.provider is not None:
+        check_provider(item.provider, of)
     return item
