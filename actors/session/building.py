@@ -230,6 +230,8 @@ class SessionBuilder:
         store = self._prompt_store
         if store is not None and isinstance(store, AgentContextProvider) and self._session_id:
             return AgentContextProvider(store.database, self._key(store.key), session_id=self._session_id)
+        if self._session_id and callable(getattr(store, "for_prompt_of", None)):
+            return store.for_prompt_of(self._session_id)
         if store is None and self._owner is not None:
             return AgentContextProvider(self._owner, self._key(PROMPT_KEY), session_id=self._session_id)
         return store

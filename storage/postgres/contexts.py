@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from storage.postgres.clients import client_of
 from storage.postgres.tables import BLOCKS
-from storage.postgres.texts import required, unescape
+from storage.postgres.texts import label_of, required, unescape
 
 _GET: Final = "SELECT content FROM cf_agents_context_blocks WHERE label = CAST(? AS text)"
 _SET: Final = """
@@ -22,9 +22,9 @@ class PostgresContextProvider:
         self._client = client_of(client)
         self._label = required(label, "a label")
 
-    def for_session(self, session_id: str) -> "PostgresContextProvider":
-        """The same block of another session."""
-        return PostgresContextProvider(self._client, f"{unescape(self._label)}_{session_id}")
+    def for_prompt_of(self, session_id: str) -> "PostgresContextProvider":
+        """As the prompt store of one of several sessions: a row of its own."""
+        return PostgresContextProvider(self._client, label_of(unescape(self._label), session_id))
 
     async def get(self) -> str | None:
         """The content; None if nothing was written yet."""

@@ -2,12 +2,10 @@
 
 from typing import Any, Final
 
-import orjson
-
 from storage.postgres.clients import client_of
 from storage.postgres.messages import OR_NOTHING, substring_conditions
 from storage.postgres.tables import ENTRIES, Tables
-from storage.postgres.texts import escape, query_words, required, unescape
+from storage.postgres.texts import escape, label_of, query_words, required, unescape
 from storage.search import RESULTS
 
 _COUNT: Final = "SELECT count(*) AS entries FROM cf_agents_search_entries WHERE label = CAST(? AS text)"
@@ -78,8 +76,4 @@ class PostgresSearchProvider:
         return await self._client.ready(ENTRIES)
 
     def _row_label(self) -> str:
-        """The documented table has no column for the session: with one, label and session are a JSON array."""
-        label = self._label or ""
-        if not self._session and not label.startswith("["):
-            return label
-        return orjson.dumps([label, self._session]).decode()
+        return label_of(self._label or "", self._session)

@@ -10,6 +10,8 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import orjson
+
 from storage.errors import InvalidArgument
 from storage.json_text import clean
 from storage.search_words import fold
@@ -38,6 +40,11 @@ def required(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} must be a text, not {type(value).__name__}")
     return escape(value)
+
+
+def label_of(label: str, session: str) -> str:
+    """The row's label for a session. The documented tables have no column for it: with one, both are a JSON array."""
+    return orjson.dumps([label, session]).decode() if session or label.startswith("[") else label
 
 
 def iso_time(milliseconds: Any) -> str:
