@@ -1,6 +1,8 @@
 """Context blocks: what providers hold, loaded once and kept in memory; writes go to the provider first."""
 
 import asyncio
+import logging
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +17,13 @@ from actors.session.providers import (
     is_skill_provider,
     is_writable_provider,
     settle,
+    text_of,
 )
 from storage.errors import InvalidArgument, LimitExceeded
 from storage.records import clean
 from storage.tokens import estimate_string_tokens
+
+log = logging.getLogger("perdure.session")
 
 
 class ContextBlock(BaseModel):
@@ -47,14 +52,21 @@ class ContextConfig:
 
 
 class ContextBlocks:
-    """The blocks of one session. Nothing is loaded before it is needed; then all are, in the order of registration."""
+    """The blocks of one session. Nothing is loaded before it is needed; then all are, in the order of registration.
+
+    Writes of one block come one after another. Nothing waits for a slow provider but the first load, and what is about its block.
+    """
 
     def __init__(self, configs: Iterable[ContextConfig], max_blocks: int) -> None:
         self._configs = list(configs)
         self._max_blocks = max_blocks
+        self._check_count(len(self._configs))
         self._blocks: dict[str, ContextBlock] = {}
+        self._fresh: dict[str, ContextBlock] | None = None
+        """What a reload has read so far."""
         self._initialized: set[tuple[str, int]] = set()
-        self._lock = asyncio.Lock()
+        self._loading = asyncio.Lock()
+        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._is_loaded = False
         self.version = 0
         """Grows with every change of any block."""
@@ -66,13 +78,13 @@ class ContextBlocks:
     async def load(self) -> None:
         """Load all blocks unless they are. Raises what a provider raises; then nothing counts as loaded."""
         if not self._is_loaded:
-            async with self._lock:
+            async with self._loading:
                 if not self._is_loaded:
                     await self._load_all()
 
     async def reload(self) -> None:
-        """Read every provider again."""
-        async with self._lock:
+        """Read every provider again; all blocks stay as they are if one raises."""
+        async with self._loading:
             await self._load_all()
 
     async def get(self, label: str) -> ContextBlock | None:
@@ -89,54 +101,57 @@ class ContextBlocks:
 
     def provider(self, label: str) -> Any:
         """The provider of a loaded block, or None."""
-        return next((config.provider for config in reversed(self._configs) if config.label == label), None)
+        config = self._config(label)
+        return None if config is None else config.provider
 
     async def replace(self, label: str, content: str) -> ContextBlock:
         """Write a whole block; in memory only after the provider has it."""
         await self.load()
-        async with self._lock:
-            return await self._write(label, content)
+        async with self._writing[label]:
+            return await self._write(label, clean(content))
 
     async def append(self, label: str, content: str) -> ContextBlock:
         """Add to a block, on a new line."""
         await self.load()
-        async with self._lock:
+        async with self._writing[label]:
             block = self._plain_writable(label)
             joint = "\n" if block.content and not content.startswith("\n") else ""
-            return await self._write(label, block.content + joint + content)
+            return await self._write(label, block.content + joint + clean(content))
 
     async def write_entry(self, label: str, key: str, content: str, description: str | None) -> None:
-        """Write one entry of a keyed block."""
+        """Write one entry of a keyed block. Its content, and its description, may each have as many tokens as the block."""
         await self.load()
-        async with self._lock:
+        async with self._writing[label]:
             block = self._existing(label)
-            provider = self.provider(label)
-            if not (is_keyed_provider(provider) and block.writable):
+            config = self._config(label)
+            if config is None or not (is_keyed_provider(config.provider) and block.writable):
                 raise BlockNotWritable(label)
+            content, description = clean(content), description and clean(description)
             _check_size(block, content)
-            if is_skill_provider(provider):
-                await settle(provider.set(key, content, description))  # type: ignore[attr-defined]
+            if is_skill_provider(config.provider):
+                _check_size(block, description or "")
+                await settle(config.provider.set(key, content, description))  # type: ignore[attr-defined]
             else:
-                await settle(provider.set(key, content))
-            self._blocks[label] = await self._read(self._config(label))
-            self.version += 1
+                await settle(config.provider.set(key, content))
+            try:
+                self._put(config, await self._read(config))
+            except Exception:  # the entry is written; only its listing is old
+                log.warning("the listing of the context block %r could not be read again", label, exc_info=True)
 
     async def add(self, config: ContextConfig) -> ContextBlock:
         """Register one more block and load it."""
         await self.load()
-        async with self._lock:
+        async with self._loading:
             if any(existing.label == config.label for existing in self._configs):
                 raise InvalidArgument(f"There is already a context block {config.label!r}.")
-            if len(self._configs) >= self._max_blocks:
-                raise LimitExceeded("The number of context blocks", f"{self._max_blocks:,}")
+            self._check_count(len(self._configs) + 1)
             block = await self._read(config)
             self._configs.append(config)
-            self._blocks[config.label] = block
-            self.version += 1
+            self._put(config, block)
             return block
 
     def remove(self, label: str) -> bool:
-        """Unregister a block; what its provider holds stays."""
+        """Unregister a block; what its provider holds stays. A write that is on its way reaches the provider only."""
         for index, config in enumerate(self._configs):
             if config.label == label:
                 del self._configs[index]
@@ -147,9 +162,15 @@ class ContextBlocks:
         return False
 
     async def _load_all(self) -> None:
-        blocks = [await self._read(config) for config in list(self._configs)]
-        registered = {config.label for config in self._configs}
-        self._blocks = {block.label: block for block in blocks if block.label in registered}
+        self._fresh = {}
+        try:
+            for config in list(self._configs):
+                async with self._writing[config.label]:
+                    self._fresh[config.label] = await self._read(config)
+            registered = {config.label for config in self._configs}
+            self._blocks = {label: block for label, block in self._fresh.items() if label in registered}
+        finally:
+            self._fresh = None
         self._is_loaded = True
         self.version += 1
 
@@ -169,22 +190,30 @@ class ContextBlocks:
             if callable(getattr(provider, "init", None)):
                 await settle(provider.init(config.label))
             self._initialized.add((config.label, id(provider)))
-        content = await settle(provider.get())
-        if content is not None and not isinstance(content, str):
-            raise InvalidArgument(f"The provider of the context block {config.label!r} gave no text.")
-        return _with_content(block, content or "")
+        content = text_of(await settle(provider.get()), f"of the context block {config.label!r}")
+        return _with_content(block, clean(content or ""))
 
     async def _write(self, label: str, content: str) -> ContextBlock:
         block = self._plain_writable(label)
+        config = self._config(label)
+        assert config is not None
         _check_size(block, content)
-        await settle(self.provider(label).set(content))
-        self._blocks[label] = _with_content(block, content)
-        self.version += 1
-        return self._blocks[label]
+        await settle(config.provider.set(content))
+        block = _with_content(block, content)
+        self._put(config, block)
+        return block
+
+    def _put(self, config: ContextConfig, block: ContextBlock) -> None:
+        """Take a block into memory, unless it was removed meanwhile."""
+        if any(existing is config for existing in self._configs):
+            self._blocks[config.label] = block
+            if self._fresh is not None and config.label in self._fresh:
+                self._fresh[config.label] = block
+            self.version += 1
 
     def _existing(self, label: str) -> ContextBlock:
         if label not in self._blocks:
-            raise UnknownBlock(label)
+            raise UnknownBlock(label, ", ".join(map(repr, self._blocks)) or "none")
         return self._blocks[label]
 
     def _plain_writable(self, label: str) -> ContextBlock:
@@ -195,12 +224,15 @@ class ContextBlocks:
             raise NotSupported(f"The context block {label!r} is written entry by entry, with a key.")
         return block
 
-    def _config(self, label: str) -> ContextConfig:
-        return next(config for config in reversed(self._configs) if config.label == label)
+    def _config(self, label: str) -> ContextConfig | None:
+        return next((config for config in reversed(self._configs) if config.label == label), None)
+
+    def _check_count(self, count: int) -> None:
+        if count > self._max_blocks:
+            raise LimitExceeded("The number of context blocks", f"{self._max_blocks:,}")
 
 
 def _with_content(block: ContextBlock, content: str) -> ContextBlock:
-    content = clean(content)
     return block.model_copy(update={"content": content, "tokens": estimate_string_tokens(content)})
 
 
