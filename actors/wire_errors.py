@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import actors.errors
+import compaction.errors
 import storage.errors
 from storage.errors import StorageError
 
@@ -40,7 +41,7 @@ def _patterns() -> list[tuple[re.Pattern[str], list[bool], type[StorageError]]]:
     return sorted(patterns, key=lambda pattern: -len(pattern[0].pattern))
 
 
-_MODULES = {actors.errors.__name__, storage.errors.__name__}
+_MODULES = {actors.errors.__name__, compaction.errors.__name__, storage.errors.__name__}
 
 
 def _classes(base: type[StorageError]) -> Iterator[type[StorageError]]:

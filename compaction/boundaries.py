@@ -1,13 +1,157 @@
 """Where a compacted range may begin and end, and how long its summary may be."""
 
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from storage.tokens import estimate_message_tokens
+from compaction.tool_pairs import Message, Pair, is_call, is_result, pairs, parts, tool_call_id, waiting_and_abandoned
+from storage.overlays import is_compaction_message
+from storage.tokens import estimate_message_tokens, estimate_one
 
 SUMMARY_SHARE = 5
 MIN_SUMMARY_TOKENS = 100
 
+PROTECT_HEAD = 3
+TAIL_TOKEN_BUDGET = 20_000
+MIN_TAIL_MESSAGES = 2
 
-def compute_summary_budget(messages: list[dict[str, Any]]) -> int:
+
+def compute_summary_budget(messages: Sequence[Message]) -> int:
     """How many tokens a summary of these messages may take: a fifth of theirs, at least 100."""
     return max(MIN_SUMMARY_TOKENS, estimate_message_tokens(messages) // SUMMARY_SHARE)
+
+
+def align_boundary_forward(messages: Sequence[Message], index: int) -> int:
+    """``index``, or the first index after the results that follow the calls right before it.
+
+    A range may begin there: the message before it is not a call whose results the range would take away.
+    """
+    if not 0 < index < len(messages):
+        return index
+    calls = _calls(messages[index - 1])
+    while index < len(messages) and calls & _results(messages[index]):
+        index += 1
+    return index
+
+
+def align_boundary_backward(messages: Sequence[Message], index: int) -> int:
+    """``index``, or the index of the calls right before it if its message is the first of their results.
+
+    A range may end before it: the message after it is not a result whose call the range would take away.
+    """
+    while 0 < index < len(messages) and _calls(messages[index - 1]) & _results(messages[index], alone=True):
+        index -= 1
+    return index
+
+
+def _calls(message: Message) -> set[str]:
+    return {part["toolCallId"] for part in parts(message) if is_call(message, part)}
+
+
+def _results(message: Message, *, alone: bool = False) -> set[str]:
+    """Ids of the calls that a message answers; with ``alone`` without results that repeat their call in the same part."""
+    return {
+        part["toolCallId"]
+        for part in parts(message)
+        if tool_call_id(part) is not None and is_result(message, part) and not (alone and is_call(message, part))
+    }
+
+
+def find_tail_cut_by_tokens(
+    messages: Sequence[Message],
+    head_end: int,
+    tail_token_budget: float = TAIL_TOKEN_BUDGET,
+    min_tail_messages: int = MIN_TAIL_MESSAGES,
+) -> int:
+    """Index of the first message of the protected tail.
+
+    The tail is the newest messages that fit the budget, but at least one, and at least ``min_tail_messages`` where the
+    messages after ``head_end`` are that many. It does not begin with the results of the call right before it.
+    """
+    tail = newest_that_fit(map(estimate_one, reversed(messages[head_end:])), tail_token_budget)
+    cut = len(messages) - tail
+    if tail < min_tail_messages and len(messages) - min_tail_messages >= head_end:
+        cut = len(messages) - min_tail_messages
+    return max(align_boundary_backward(messages, cut), min(head_end, cut))
+
+
+def newest_that_fit(costs: Iterable[float], budget: float) -> int:
+    """How many of these costs, newest first, fit the budget: at least one, if there is any."""
+    count, spent = 0, 0.0
+    for cost in costs:
+        spent += cost
+        if count and spent > budget:
+            break
+        count += 1
+    return count
+
+
+def head_end(messages: Sequence[Message], protect_head: int) -> int:
+    """Index of the first message after the protected head: an existing summary ends it, for a new one replaces that too."""
+    return next(
+        (index for index, message in enumerate(messages[:protect_head]) if is_compaction_message(message)),
+        min(protect_head, len(messages)),
+    )
+
+
+def foldable(messages: Sequence[Message], head: int, cut: int) -> tuple[int, int] | None:
+    """The range ``start … end`` (exclusive, at most ``cut``) that may be replaced by one summary, or None.
+
+    Invariant: after the replacement each result has its call before it, and each call its result, where they had one; and no call
+    that waits is in the range. Calls of the head keep their results and results of the tail their calls, however far away.
+
+    The range begins at ``head`` (see `head_end`), or after it where a call of the head has its answer later. But a new summary
+    replaces the earliest one that applies, so where the range cannot begin after that one, it takes such a call along.
+    The last message of the range is never a summary.
+    """
+    waiting = [place.message for place in waiting_and_abandoned(messages)[0]]
+    bound = pairs(messages)
+    summary = next((index for index in range(head, cut) if is_compaction_message(messages[index])), None)
+    cut = _end(messages, bound, head, min([cut, *(index for index in waiting if index >= head)]))
+    start = _advance(bound, head, cut)
+    if summary is not None and start > summary:
+        start = _extend(bound, head, cut)
+        if not _is_closed(bound, waiting, start, cut):
+            start = head
+            first = min(pair.result for pair in bound if pair.call < head <= pair.result)
+            cut = _end(messages, bound, head, min(cut, first))
+    if all(is_compaction_message(message) for message in messages[start:cut]):
+        return None
+    return start, cut
+
+
+def _end(messages: Sequence[Message], bound: list[Pair], start: int, cut: int) -> int:
+    """The last end, at most ``cut``, that leaves each result of the tail its call and is not after a summary."""
+    cut = _retreat(bound, start, cut)
+    while cut > start and is_compaction_message(messages[cut - 1]):
+        cut = _retreat(bound, start, cut - 1)
+    return cut
+
+
+def _retreat(bound: list[Pair], start: int, cut: int) -> int:
+    for pair in sorted(bound, key=lambda pair: -pair.call):
+        if pair.needs_call and start <= pair.call < cut <= pair.result:
+            cut = pair.call
+    return cut
+
+
+def _advance(bound: list[Pair], start: int, cut: int) -> int:
+    """The first start that leaves each call of the head its results."""
+    for pair in bound:  # in the order of their results
+        if pair.call < start <= pair.result < cut:
+            start = pair.result + 1
+    return start
+
+
+def _extend(bound: list[Pair], start: int, cut: int) -> int:
+    """The last start that takes along each call whose result the range holds."""
+    for pair in sorted(bound, key=lambda pair: -pair.call):
+        if pair.call < start <= pair.result < cut:
+            start = pair.call
+    return start
+
+
+def _is_closed(bound: list[Pair], waiting: list[int], start: int, cut: int) -> bool:
+    """Whether the range parts no pair and holds no call that waits."""
+    inside = range(start, cut)
+    return not any(index in inside for index in waiting) and not any(
+        pair.call in inside and pair.result >= cut and pair.needs_call for pair in bound
+    )

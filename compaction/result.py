@@ -1,10 +1,13 @@
 """What a compaction function is given besides the messages, and what it returns."""
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from storage.errors import InvalidArgument
 
 Messages: TypeAlias = list[dict[str, Any]]
 
@@ -12,14 +15,51 @@ TokenCounter: TypeAlias = Callable[..., float | Awaitable[float]]
 """``counter(messages=…, system_prompt=…, context_blocks=…)``: tokens of a model's whole input; may be async."""
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a call of a model cost. Raises InvalidArgument for what cannot be added up: negatives, NaN, infinities."""
+
+    input_tokens: int
+    output_tokens: int
+    cost: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("input_tokens", "output_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InvalidArgument(f"{name} must be a whole number of at least 0.")
+        if not is_number(self.cost) or not math.isfinite(self.cost) or self.cost < 0:
+            raise InvalidArgument("cost must be a finite number of at least 0.")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a summarizer may return instead of a bare text, if it knows what it cost."""
+
+    text: str
+    usage: Usage | None = None
+
+
 class CompactResult(BaseModel):
-    """A summary and the first and last message that it stands for."""
+    """A summary, the first and last message that it stands for, and what it cost (left out of JSON when not known)."""
 
     model_config = ConfigDict(populate_by_name=True, frozen=True)
 
     from_message_id: str = Field(alias="fromMessageId")
     to_message_id: str = Field(alias="toMessageId")
     summary: str
+    usage: Usage | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_unknown_usage(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain: dict[str, Any] = serialize(self)
+        if plain.get("usage") is None:
+            plain.pop("usage", None)
+        return plain
 
     def at(self, from_message_id: str, to_message_id: str) -> Self:
         """The same summary for another range."""

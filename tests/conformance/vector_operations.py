@@ -17,11 +17,19 @@ UTILITIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "estimate_message_tokens": ("estimate_message_tokens", ("messages",)),
     "align_boundary_forward": ("align_boundary_forward", ("messages", "index")),
     "align_boundary_backward": ("align_boundary_backward", ("messages", "index")),
+    "find_tail_cut_by_tokens": (
+        "find_tail_cut_by_tokens",
+        ("messages", "head_end", "tail_token_budget", "min_tail_messages"),
+    ),
     "compute_summary_budget": ("compute_summary_budget", ("messages",)),
     "sanitize_tool_pairs": ("sanitize_tool_pairs", ("messages",)),
     "is_compaction_message": ("is_compaction_message", ("message",)),
+    "truncate_older_messages": (
+        "truncate_older_messages",
+        ("messages", "keep_recent", "max_tool_output_chars", "max_text_chars"),
+    ),
 }
-"""Operations that are plain functions of `compaction`, and the order of their arguments."""
+"""Operations that are plain functions of `compaction`, and the names of their arguments."""
 
 DELEGATED: dict[str, tuple[str, ...]] = {
     "append_message": ("message", "parent_id"),
@@ -52,7 +60,8 @@ DELEGATED: dict[str, tuple[str, ...]] = {
 async def perform(session: Session, harness: Harness, owner: Any, op: str, args: Args) -> Any:
     if op in UTILITIES:
         name, order = UTILITIES[op]
-        return plain(getattr(compaction, name)(*(args[argument] for argument in order)))
+        given = {argument: args[argument] for argument in order if argument in args}
+        return plain(getattr(compaction, name)(**given))
     if op in DELEGATED:
         given = [args[argument] for argument in DELEGATED[op] if argument in args]
         return plain(await getattr(session, op)(*given))

@@ -58,12 +58,12 @@ def test_no_two_leaves_share_a_wire_code() -> None:
     assert sorted(codes) == sorted(set(codes))
 
 
-@pytest.mark.parametrize("name", ["storage.errors", "actors.errors"])
+@pytest.mark.parametrize("name", ["storage.errors", "compaction.errors", "actors.errors"])
 def test_the_tree_of_a_layer_is_drawn_in_its_module(name: str) -> None:
     drawing = importlib.import_module(name).__doc__ or ""
     assert [kind.__name__ for kind in error_classes() if kind.__module__ == name and kind.__name__ not in drawing] == []
 
 
 def test_all_trees_are_found() -> None:
-    assert {"storage.errors", "actors.errors"} <= set(error_modules())
+    assert {"storage.errors", "compaction.errors", "actors.errors"} <= set(error_modules())
     assert len(error_classes()) > 30

@@ -1,0 +1,148 @@
+"""`create_compact_function`: chooses what to fold, asks the summarizer, and hands back the summary with its range."""
+
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+from compaction.boundaries import (
+    MIN_TAIL_MESSAGES,
+    PROTECT_HEAD,
+    TAIL_TOKEN_BUDGET,
+    compute_summary_budget,
+    foldable,
+    head_end,
+)
+from compaction.errors import EmptySummary, InvalidSummary, InvalidTokenCount
+from compaction.result import CompactContext, CompactResult, Messages, Summary, is_number
+from compaction.summary_prompt import build_summary_prompt, turn_text
+from compaction.tool_pairs import Message, waiting_and_abandoned
+from storage.errors import InvalidArgument
+from storage.overlays import is_compaction_message
+from storage.records import clean
+from storage.tokens import estimate_one
+
+log = logging.getLogger("perdure.compaction")
+
+Summarize: TypeAlias = Callable[[str], "str | Summary | Awaitable[str | Summary]"]
+MessageCounter: TypeAlias = Callable[[Messages], "float | Awaitable[float]"]
+Compact: TypeAlias = Callable[..., Awaitable[CompactResult | None]]
+
+
+class CompactOptions(TypedDict, total=False):
+    """The options of `create_compact_function`; only ``summarize`` is required."""
+
+    summarize: Summarize
+    protect_head: int
+    tail_token_budget: float
+    min_tail_messages: int
+    token_counter: MessageCounter | None
+
+
+def create_compact_function(
+    *,
+    summarize: Summarize,
+    protect_head: int = PROTECT_HEAD,
+    tail_token_budget: float = TAIL_TOKEN_BUDGET,
+    min_tail_messages: int = MIN_TAIL_MESSAGES,
+    token_counter: MessageCounter | None = None,
+) -> Compact:
+    """A compaction function for `Session.on_compaction` that lets ``summarize`` write a summary of the middle of a history.
+
+    Kept as they are: the first ``protect_head`` messages; the newest messages that fit ``tail_token_budget``, at least
+    ``min_tail_messages`` and never less than one; calls that wait for an answer or an approval, until they are abandoned
+    (`compaction.tool_pairs.ABANDONED_AFTER`); and, with them, what belongs to a kept call or result. What an earlier
+    summary says reaches ``summarize`` as the previous summary, to be updated.
+
+    ``summarize(prompt)`` returns a str or a `Summary`, async or not. ``token_counter([message])`` costs a message of the tail;
+    without it the session's own counter does, and without that the estimate.
+
+    Raises InvalidArgument for options of the wrong kind. The function returns None when there is nothing to fold, and raises
+    EmptySummary, InvalidSummary, InvalidTokenCount and what ``summarize`` or the counter raise; then nothing has changed.
+    """
+    _check_options(summarize, protect_head, tail_token_budget, min_tail_messages, token_counter)
+
+    async def compact(messages: Sequence[Message], context: CompactContext | None = None) -> CompactResult | None:
+        if len(messages) <= protect_head + min_tail_messages:
+            return None
+        head = head_end(messages, protect_head)
+        tail = await _tail_length(messages[head:], _counter(token_counter, context), tail_token_budget)
+        folded = foldable(messages, head, len(messages) - max(tail, min_tail_messages))
+        if folded is None:
+            return None
+        start, end = folded
+        _warn_of_abandoned(messages, start, end)
+        middle = messages[start:end]
+        turns = [message for message in middle if not is_compaction_message(message)]
+        previous = "\n\n".join(turn_text(message) for message in middle if is_compaction_message(message))
+        prompt = build_summary_prompt(turns, previous or None, compute_summary_budget(turns))
+        summary = _checked(await _settle(summarize(prompt)))
+        return CompactResult(
+            fromMessageId=turns[0]["id"], toMessageId=turns[-1]["id"], summary=summary.text, usage=summary.usage
+        )
+
+    return compact
+
+
+def _check_options(summarize: Any, head: Any, budget: Any, tail: Any, counter: Any) -> None:
+    if not callable(summarize):
+        raise InvalidArgument("summarize must be a function that takes the prompt and returns the summary.")
+    if counter is not None and not callable(counter):
+        raise InvalidArgument("token_counter must be a function that takes a list of messages and returns a number.")
+    for name, value in (("protect_head", head), ("min_tail_messages", tail)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InvalidArgument(f"{name} must be a whole number of at least 0.")
+    if not is_number(budget) or not budget >= 0:
+        raise InvalidArgument("tail_token_budget must be a number of at least 0.")
+
+
+def _counter(own: MessageCounter | None, context: CompactContext | None) -> Callable[[Message], Any]:
+    """What counts one message: the function's own counter, the session's, or the estimate."""
+    if own is not None:
+        return lambda message: own([dict(message)])
+    session = context.token_counter if context is not None else None
+    if session is not None:
+        return lambda message: session(messages=[message], system_prompt="", context_blocks=[])
+    return estimate_one
+
+
+async def _tail_length(messages: Sequence[Message], count: Callable[[Message], Any], budget: float) -> int:
+    """How many of the newest messages fit the budget: at least one. No more are counted than are needed to know."""
+    length, spent = 0, 0.0
+    for message in reversed(messages):
+        spent += _number(await _settle(count(message)))
+        if length and spent > budget:
+            break
+        length += 1
+    return max(1, length)
+
+
+def _number(count: Any) -> float:
+    """A count as the session takes it too: what is not finite or below 0 is 0."""
+    if not is_number(count):
+        raise InvalidTokenCount(type(count).__name__)
+    return float(count) if math.isfinite(count) and count > 0 else 0.0
+
+
+def _warn_of_abandoned(messages: Sequence[Message], start: int, end: int) -> None:
+    ids = {
+        messages[place.message]["id"] for place in waiting_and_abandoned(messages)[1] if start <= place.message < end
+    }
+    if ids:
+        log.warning(
+            "%d message(s) with tool calls that never got a result are folded as abandoned: %s", len(ids), sorted(ids)
+        )
+
+
+def _checked(answer: Any) -> Summary:
+    summary = Summary(answer) if isinstance(answer, str) else answer
+    if not isinstance(summary, Summary) or not isinstance(summary.text, str):
+        raise InvalidSummary(type(summary.text if isinstance(summary, Summary) else answer).__name__)
+    if not summary.text.strip():
+        raise EmptySummary()
+    return Summary(clean(summary.text), summary.usage)
+
+
+async def _settle(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,172 @@
+"""The one place that knows tool calls: which parts are calls or results, which calls still wait, and what belongs together.
+
+A call is a part of an assistant message with a ``toolCallId``, of type ``tool-NAME``, ``dynamic-tool`` or ``tool-call``. Its
+result is in the same part (``output``, or a final ``state``), or in a part with the same ``toolCallId`` of another message: any
+tool part of a message that is not the assistant's (role ``tool``), or a ``tool-result`` part. An id may be used again: a result
+belongs to the nearest call before it.
+
+An output that is marked ``preliminary`` answers nothing: its call is open until a final one has come.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = Mapping[str, Any]
+Part = Mapping[str, Any]
+
+WAITING_STATES = frozenset({"input-streaming", "input-available", "approval-requested", "approval-responded"})
+FINAL_STATES = frozenset({"output-available", "output-error", "output-denied", "result"})
+
+ABANDONED_AFTER = 40
+"""A call without a result waits for one until so many later messages have come (messages of results alone do not count).
+
+A user who has been asked for an approval may well go on talking for a while before answering; 40 messages are 20 exchanges, more
+than any of them takes. After that the process that should have answered is taken for dead, so that its call cannot
+hold up compaction for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tool part is, and what it is. A part can be a call and its own result."""
+
+    message: int
+    part: int
+    call_id: str
+    is_call: bool
+    is_result: bool
+
+
+def tool_call_id(part: Any) -> str | None:
+    """The id that ties calls and results together; None for any other part."""
+    if not is_tool_part(part):
+        return None
+    identity = part.get("toolCallId")
+    return identity if isinstance(identity, str) and identity else None
+
+
+def is_tool_part(part: Any) -> bool:
+    """Whether a part is about a tool, even if no id ties it to others."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(kind, str) and (kind == "dynamic-tool" or kind.startswith("tool-"))
+
+
+def tool_name(part: Part) -> str:
+    """What the tool is called: ``toolName``, else what the type says."""
+    name = part.get("toolName")
+    if isinstance(name, str) and name:
+        return name
+    kind = str(part.get("type"))
+    is_typed = kind.startswith("tool-") and kind not in ("tool-call", "tool-result")
+    return kind.removeprefix("tool-") if is_typed else "unknown"
+
+
+def is_call(message: Message, part: Part) -> bool:
+    """Whether this part of the message asks for a tool to be run."""
+    if tool_call_id(part) is None or part["type"] == "tool-result":
+        return False
+    return part["type"] == "tool-call" or message.get("role") == "assistant"
+
+
+def is_result(message: Message, part: Part) -> bool:
+    """Whether this part of the message is, or holds, the final answer to a call."""
+    if tool_call_id(part) is None or part.get("preliminary") is True:
+        return False
+    if part["type"] == "tool-result" or part.get("state") in FINAL_STATES:
+        return True
+    return _has_output(part)
+
+
+def has_any_output(part: Part) -> bool:
+    """Whether a tool part holds an answer, final or not."""
+    return part["type"] == "tool-result" or part.get("state") in FINAL_STATES or _has_output(part)
+
+
+def _has_output(part: Part) -> bool:
+    if part.get("state") in WAITING_STATES:
+        return part.get("output") is not None or part.get("result") is not None
+    return "output" in part or "result" in part
+
+
+def parts_of_call(messages: Sequence[Message], call_id: str) -> list[Part]:
+    """Every part that belongs to this call, in order."""
+    return [part for message in messages for part in parts(message) if tool_call_id(part) == call_id]
+
+
+def parts(message: Message) -> list[Part]:
+    """The parts of a message that are objects."""
+    return [part for part in message.get("parts") or () if isinstance(part, Mapping)]
+
+
+def places(messages: Sequence[Message]) -> Iterator[Place]:
+    """All calls and results, in order."""
+    for index, message in enumerate(messages):
+        for number, part in enumerate(parts(message)):
+            call_id = tool_call_id(part)
+            if call_id is not None:
+                found = Place(index, number, call_id, is_call(message, part), is_result(message, part))
+                if found.is_call or found.is_result:
+                    yield found
+
+
+def is_results_only(message: Message) -> bool:
+    """Whether the message holds results and nothing else (such messages do not make a call older)."""
+    held = parts(message)
+    return bool(held) and all(is_result(message, part) and not is_call(message, part) for part in held)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A result and the call that it answers: indexes of their messages. ``needs_call`` is False for a result that repeats its
+    call in the same part, and so can stand alone."""
+
+    call: int
+    result: int
+    needs_call: bool
+
+
+def pairs(messages: Sequence[Message]) -> list[Pair]:
+    """Each result with the nearest call before it. Results without any call before them are left out."""
+    newest: dict[str, int] = {}
+    is_open: dict[str, bool] = {}
+    found: list[Pair] = []
+    for place in places(messages):
+        if place.is_result:
+            if place.call_id in newest and (not place.is_call or is_open[place.call_id]):
+                found.append(Pair(newest[place.call_id], place.message, needs_call=not place.is_call))
+            is_open[place.call_id] = False
+        if place.is_call:
+            newest[place.call_id] = place.message
+            is_open[place.call_id] = not place.is_result
+    return found
+
+
+def unanswered(messages: Sequence[Message]) -> list[Place]:
+    """Calls without a final result in their own part or later, in order."""
+    answered: set[str] = set()
+    found: list[Place] = []
+    for place in reversed(list(places(messages))):
+        if place.is_result:
+            answered.add(place.call_id)
+        elif place.call_id not in answered:
+            found.append(place)
+    return found[::-1]
+
+
+def waiting_and_abandoned(messages: Sequence[Message]) -> tuple[list[Place], list[Place]]:
+    """The unanswered calls that wait, and those that have waited for more than `ABANDONED_AFTER` messages."""
+    later = 0
+    ages: dict[int, int] = {}
+    for index in range(len(messages) - 1, -1, -1):
+        ages[index] = later
+        later += not is_results_only(messages[index])
+    open_calls = unanswered(messages)
+    return (
+        [place for place in open_calls if ages[place.message] < ABANDONED_AFTER],
+        [place for place in open_calls if ages[place.message] >= ABANDONED_AFTER],
+    )
+
+
+def is_waiting(messages: Sequence[Message], index: int) -> bool:
+    """Whether the message at ``index`` holds a call that still waits for its answer or approval."""
+    return any(place.message == index for place in waiting_and_abandoned(messages)[0])
