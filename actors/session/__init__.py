@@ -2,6 +2,7 @@
 
 from actors.session.blocks import ContextBlock, ContextConfig
 from actors.session.building import SessionContextOptions, SessionOptions
+from actors.session.manager import SessionManager, SessionManagerOptions, SessionPage
 from actors.session.providers import (
     ContextProvider,
     SearchProvider,
@@ -14,7 +15,7 @@ from actors.session.providers import (
     is_writable_provider,
 )
 from actors.session.session import Session
-from actors.session.tools import Tool
+from actors.session.tools import Tool, anthropic_tools, openai_tools
 
 __all__ = [
     "ContextBlock",
@@ -23,13 +24,18 @@ __all__ = [
     "SearchProvider",
     "Session",
     "SessionContextOptions",
+    "SessionManager",
+    "SessionManagerOptions",
     "SessionOptions",
+    "SessionPage",
     "SessionProvider",
     "SkillProvider",
     "SqlProvider",
     "Tool",
     "WritableContextProvider",
+    "anthropic_tools",
     "is_search_provider",
     "is_skill_provider",
     "is_writable_provider",
+    "openai_tools",
 ]

@@ -1,6 +1,8 @@
 """The tools that a session offers to a model: they write, load, unload and search its context blocks."""
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +10,9 @@ from actors.errors import BlockNotWritable, BlockTooLarge
 from actors.session.blocks import ContextBlock, ContextBlocks
 from actors.session.keys import entry_key
 from actors.session.prompt import number, percentage
-from actors.session.providers import settle
+from actors.session.providers import settle, text_of
 from actors.session.skills import LOAD_TOOL, UNLOAD_TOOL, LoadedSkills, not_found
+from storage import json_text
 
 Schema = dict[str, Any]
 
@@ -22,30 +25,45 @@ class Tool:
     description: str
     input_schema: Schema
     """JSON Schema of the input."""
-    run: Callable[[dict[str, Any]], Awaitable[str]]
+    run: Callable[[dict[str, Any]], Any]
+    """What the tool does with an input that fits the schema's types; async or not."""
 
     async def execute(self, input: Any) -> str:
-        """Run the tool on a model's input; its answer as text."""
-        arguments = input if isinstance(input, dict) else {}
-        for name in self.input_schema["required"]:
-            if not isinstance(arguments.get(name), str):
-                return f"Error: {name} must be a string"
+        """Run the tool on a model's input, whatever it is; its answer as text."""
         try:
-            return await self.run(arguments)
+            arguments, _ = json_text.dump(input)
+        except (TypeError, ValueError) as exc:
+            return f"Error: the input is no JSON ({exc})"
+        mistake = _mistake(self.input_schema, arguments, "the input")
+        if mistake is not None:
+            return f"Error: {mistake}"
+        try:
+            answer = await settle(self.run(arguments))
         except BlockTooLarge as exc:
             label, tokens, limit = exc.args
             return f'Error: Block "{label}" exceeds maxTokens: {tokens} > {number(limit)}'
         except Exception as exc:
-            return f"Error: {exc}"
+            return f"Error: {str(exc) or type(exc).__name__}"
+        return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
 
     def to_openai(self) -> Schema:
         """As an entry of ``tools`` of OpenAI's chat completions."""
-        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        function = {"name": self.name, "description": self.description, "parameters": deepcopy(self.input_schema)}
         return {"type": "function", "function": function}
 
     def to_anthropic(self) -> Schema:
         """As an entry of ``tools`` of Anthropic's messages."""
-        return {"name": self.name, "description": self.description, "input_schema": self.input_schema}
+        return {"name": self.name, "description": self.description, "input_schema": deepcopy(self.input_schema)}
+
+
+def openai_tools(tools: Mapping[str, Tool]) -> list[Schema]:
+    """All of ``await session.tools()`` (and others) as ``tools`` of OpenAI's chat completions."""
+    return [tool.to_openai() for tool in tools.values()]
+
+
+def anthropic_tools(tools: Mapping[str, Tool]) -> list[Schema]:
+    """All of ``await session.tools()`` (and others) as ``tools`` of Anthropic's messages."""
+    return [tool.to_anthropic() for tool in tools.values()]
 
 
 class ContextTools:
@@ -145,11 +163,11 @@ class ContextTools:
         if refusal is not None:
             return refusal
         await self._skills.restore()
-        content = await settle(self._blocks.provider(label).load(key))
+        content = text_of(await settle(self._blocks.provider(label).load(key)), _of(label))
         if content is None:
             return not_found(key)
         self._skills.add((label, key))
-        return str(content)
+        return content
 
     async def _unload_one(self, arguments: dict[str, Any]) -> str:
         label, key = arguments["label"], arguments["key"]
@@ -166,7 +184,8 @@ class ContextTools:
         if block is None or not block.is_searchable:
             labels = [other.label for other in self._blocks.loaded() if other.is_searchable]
             return f'Error: "{label}" is not searchable. Searchable blocks: {", ".join(labels)}'
-        return await settle(self._blocks.provider(label).search(arguments["query"])) or "No results found."
+        found = text_of(await settle(self._blocks.provider(label).search(arguments["query"])), _of(label))
+        return found or "No results found."
 
     async def _not_a_skill(self, label: str) -> str | None:
         block = await self._blocks.get(label)
@@ -202,8 +221,38 @@ def _usage(block: ContextBlock) -> str:
     return f"{share}% ({block.tokens}/{number(block.max_tokens)} tokens)"
 
 
+def _of(label: str) -> str:
+    return f"of the context block {label!r}"
+
+
 def _metadata(metadata: Any) -> tuple[str | None, str | None]:
-    if not isinstance(metadata, dict):
-        return None, None
-    title, description = metadata.get("title"), metadata.get("description")
-    return title if isinstance(title, str) else None, description if isinstance(description, str) else None
+    """Title and description."""
+    return (None, None) if metadata is None else (metadata.get("title"), metadata.get("description"))
+
+
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "string": ("a string", lambda value: isinstance(value, str)),
+    "object": ("an object", lambda value: isinstance(value, dict)),
+    "array": ("an array", lambda value: isinstance(value, list)),
+    "boolean": ("true or false", lambda value: isinstance(value, bool)),
+    "number": ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
+    "integer": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+}
+
+
+def _mistake(schema: Schema, value: Any, place: str) -> str | None:
+    """The first thing of a wrong type; a property that is not required may be null."""
+    said, fits = _TYPES.get(schema.get("type", ""), ("", lambda _: True))
+    required = schema.get("required", [])
+    if not fits(value):
+        with_names = f" with {' and '.join(required)}" if required else ""
+        return f"{place} must be {said}{with_names}"
+    if not isinstance(value, dict):
+        return None
+    for name, property_schema in schema.get("properties", {}).items():
+        item = value.get(name)
+        if item is not None or name in required:
+            mistake = _mistake(property_schema, item, name if place == "the input" else f"{place}.{name}")
+            if mistake is not None:
+                return mistake
+    return None
