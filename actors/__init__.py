@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.agent import Agent, Connection, Stream, rpc
+from actors.chat.agent import ChatAgent
 from actors.client import Client
 from actors.default_agent import Conversation
 from actors.session import Session
@@ -13,7 +14,18 @@ from actors.session_methods import SessionMethods
 if TYPE_CHECKING:
     from actors.cluster.handle import ConversationHandle
 
-__all__ = ["Agent", "Client", "Connection", "Conversation", "Session", "SessionMethods", "Stream", "connect", "rpc"]
+__all__ = [
+    "Agent",
+    "ChatAgent",
+    "Client",
+    "Connection",
+    "Conversation",
+    "Session",
+    "SessionMethods",
+    "Stream",
+    "connect",
+    "rpc",
+]
 
 
 async def connect(agent: str, name: str, *, data: str | os.PathLike[str] | None = None) -> "ConversationHandle":

@@ -3,7 +3,7 @@
 from actors.agent import Agent
 from actors.session import Session
 from actors.session_methods import SessionMethods
-from actors.summarizers import compact_extractively
+from actors.summarizers import default_compaction
 
 __all__ = ["Conversation"]
 
@@ -16,6 +16,6 @@ class Conversation(SessionMethods, Agent):
             Session.create(self)
             .with_context("memory", description="Facts worth keeping", max_tokens=1100)
             .with_cached_prompt()
-            .on_compaction(compact_extractively)
+            .on_compaction(default_compaction(self.settings))
             .compact_after(self.settings.compact_after)
         )

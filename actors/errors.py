@@ -16,6 +16,12 @@
     │   ├── BlockNotWritable    the block's provider cannot be written
     │   ├── BlockTooLarge       the content is over the block's max_tokens
     │   └── NotSupported        the provider has no such ability (search, …)
+    ├── ModelError              the language model could not be used
+    │   ├── NoModel             none is configured
+    │   ├── ModelPackageMissing the package that calls it is not installed
+    │   ├── ModelUnreachable    its endpoint gives no answer
+    │   ├── ModelRefused        its endpoint refused the request
+    │   └── ModelAnswerBroken   its answer cannot be used
     ├── TryAgain                certainly not executed; repeating it is right
     │   ├── Busy                no room to wake this conversation in time, or its queue is full
     │   ├── NotMine             this actor does not hold that conversation (any more)
@@ -83,7 +89,7 @@ class NoCompaction(SessionError):
 
 class UnknownBlock(SessionError):
     code = "unknown_block"
-    sentence = "There is no context block {0!r}."
+    sentence = "There is no context block {0!r}; there are: {1}."
 
 
 class BlockNotWritable(SessionError):
@@ -99,6 +105,37 @@ class BlockTooLarge(SessionError):
 class NotSupported(SessionError):
     code = "not_supported"
     sentence = "{0}"
+
+
+class ModelError(ActorsError):
+    """The sentences hold the endpoint's address and nothing secret, and nothing of any message."""
+
+    code = "model_error"
+
+
+class NoModel(ModelError):
+    code = "no_model"
+    sentence = "No model is configured here: start the server with --model NAME, and --model-url unless it is OpenAI's."
+
+
+class ModelPackageMissing(ModelError):
+    code = "model_package_missing"
+    sentence = "Calling a model needs the openai package: pip install 'perdure[openai]'."
+
+
+class ModelUnreachable(ModelError):
+    code = "model_unreachable"
+    sentence = "The model at {0} cannot be reached: {1}."
+
+
+class ModelRefused(ModelError):
+    code = "model_refused"
+    sentence = "The model at {0} refused the request (HTTP {1}, {2})."
+
+
+class ModelAnswerBroken(ModelError):
+    code = "model_answer_broken"
+    sentence = "The answer of the model at {0} cannot be used: {1}."
 
 
 class TryAgain(ActorsError):

@@ -10,8 +10,9 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -31,7 +32,9 @@ def _default_max_awake() -> int:
 class Settings(BaseSettings):
     """Frozen; durations end in their unit, sizes are bytes."""
 
-    model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = SettingsConfigDict(
+        env_prefix="PERDURE_", frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     # where
     host: str = "127.0.0.1"
@@ -56,6 +59,14 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(20.0, gt=0)
     start_seconds: float = Field(60.0, gt=0)
     call_seconds: float = Field(600.0, gt=0)  # a running call or stream is ended after this
+
+    # the model of summaries and of ChatAgent: any endpoint that speaks OpenAI's chat completions
+    model: str = ""  # its name there; "" = no model
+    model_url: str = ""  # up to and with /v1; "" = OpenAI's own
+    model_key: SecretStr = SecretStr("")  # "" = the endpoint needs none
+    model_key_file: Path | None = None  # read once, at the start
+    model_seconds: float = Field(120.0, gt=0)  # a model that is silent for so long has failed
+    model_retries: int = Field(2, ge=0)  # of a request that was refused for now, or not answered at all
 
     # store
     store_deadline_seconds: float = Field(10.0, gt=0)
@@ -95,6 +106,30 @@ class Settings(BaseSettings):
                 raise ValueError(f"{agent!r} should be MODULE:CLASS, for example my_module:Assistant")
         return value
 
+    @field_validator("model_url")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        """The address goes into logs and errors, so it holds no secret."""
+        try:
+            address = urlsplit(value)
+            is_bare = not (address.username or address.password or address.query or address.fragment)
+            is_usable = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+        except ValueError:  # a port or an IPv6 address that is none
+            is_bare, is_usable = True, False
+        if value and not is_bare:
+            raise ValueError("should be an address alone; the key belongs into PERDURE_MODEL_KEY or --model-key-file")
+        if value and not is_usable:
+            raise ValueError("should be an http or https address, for example http://127.0.0.1:11434/v1")
+        return value.rstrip("/")
+
+    @field_validator("model_key")
+    @classmethod
+    def _one_word(cls, value: SecretStr) -> SecretStr:
+        """What cannot go into a header must fail here, since a client's own error would show it."""
+        if not all("!" <= character <= "~" for character in value.get_secret_value()):
+            raise ValueError("should be one word of ASCII characters")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _absolute(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +145,10 @@ class Settings(BaseSettings):
         elif "://" not in store:
             values["store"] = str(Path(store).expanduser().absolute())
         return values
+
+    def with_secrets(self) -> dict[str, Any]:
+        """Plain JSON values that make the same settings in another process. They hold the model's key: for pipes only."""
+        return {**self.model_dump(mode="json"), "model_key": self.model_key.get_secret_value()}
 
     @classmethod
     def settings_customise_sources(
@@ -129,13 +168,48 @@ def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Setti
     file = _read_toml(config) if config is not None else {}
     try:
         variables = EnvSettingsSource(Settings)()
-        return Settings(**{**file, **variables, **given})
+        settings = Settings(**_merged(file, variables, given))
     except SettingsError as exc:
         raise BadSetting("The environment", f"cannot be read: {exc}.") from exc
     except ValidationError as exc:
         error = exc.errors()[0]
         name = str(error["loc"][0]) if error["loc"] else ""
-        raise BadSetting(_where(name, given, variables, config), _what(error)) from exc
+        raise BadSetting(_where(name, given, variables, config), _what(error)) from None if name == "model_key" else exc
+    if settings.model_url and not settings.model:
+        raise BadSetting("--model", f"is missing: name the model to use at {settings.model_url}.")
+    return settings
+
+
+_KEYS = ("model_key", "model_key_file")
+
+
+def _merged(*levels: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the levels, the last wins; a key wins over a key file of an earlier level, and the other way round."""
+    values: dict[str, Any] = {}
+    for level in levels:
+        if not level.keys().isdisjoint(_KEYS):
+            values |= {"model_key": "", "model_key_file": None}
+        values |= level
+    path = values.get("model_key_file")
+    if path and values["model_key"]:
+        raise BadSetting(
+            "The model's key", "is given twice: by model_key and by model_key_file; leave one of them out."
+        )
+    if path:
+        values["model_key"] = _read_key(Path(str(path)))
+    return values
+
+
+def _read_key(path: Path) -> str:
+    try:
+        key = path.expanduser().read_text("utf-8").strip()
+    except OSError as exc:
+        raise BadSetting(f"--model-key-file {path}:", f"the file cannot be read ({exc.strerror}).") from exc
+    except UnicodeDecodeError:
+        key = ""
+    if not key or any(not "!" <= character <= "~" for character in key):
+        raise BadSetting(f"--model-key-file {path}:", "the file should hold the key, one word, and nothing else.")
+    return key
 
 
 def unknown_variables() -> list[str]:
@@ -184,4 +258,5 @@ def _what(error: Any) -> str:
         .replace("valid tuple", "list")
     )
     message = re.sub(r", unable to parse.*", "", message)
-    return message + "." if error["type"] == "value_error" else f"{message}, not {error['input']!r}."
+    hides_input = error["type"] == "value_error" or error["loc"] == ("model_key",)
+    return f"{message}." if hides_input else f"{message}, not {error['input']!r}."

@@ -1,17 +1,25 @@
-"""Summaries without a model: the embedded default.
+"""What writes the summaries of a compaction: a model where one is configured, else the embedded extractive summarizer.
 
-An extractive summary keeps the first sentence of each message that it stands for. It says what it is in its first line, so
-that nobody takes it for a model's work.
+A summarizer is any function that takes a prompt and returns a text (or a `compaction.Summary`, with what it cost), async or not:
+``create_compact_function(summarize=...)``.
 """
 
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from compaction import estimate_message_tokens, is_compaction_message
+from pydantic import SecretStr
 
-PROTECT_HEAD = 3
-MAX_TAIL_TOKENS = 20_000
-MIN_TAIL_MESSAGES = 2
+from actors.models import DEFAULT_URL, Model, open_model
+from actors.settings import Settings
+from compaction import CompactResult, Summary, create_compact_function, estimate_message_tokens, is_compaction_message
+from compaction.boundaries import TAIL_TOKEN_BUDGET
+from compaction.result import CompactFunction
+from storage.errors import InvalidArgument
+
+TAIL_SHARE = 4
+"""The newest quarter stays as it is, at most 20,000 tokens: else nothing could be folded under a small threshold."""
+
 SENTENCE_CHARACTERS = 200
 SUMMARY_LINES = 60
 
@@ -20,46 +28,60 @@ LABEL = "[Extractive summary: no model is configured, so this lists the first se
 Message = dict[str, Any]
 
 
-async def compact_extractively(messages: list[Message], *_: Any) -> dict[str, str] | None:
-    """Fold the middle of a history: all but the first 3 messages and the newest quarter (by tokens, at most 20,000).
+def default_compaction(settings: Settings) -> CompactFunction:
+    """The compaction function of these settings: summaries by the configured model, extractive ones without a model."""
+    model = Model.of(settings)
+    if model is None:
+        return compact_extractively
+    budget = min(TAIL_TOKEN_BUDGET, settings.compact_after // TAIL_SHARE)
+    return create_compact_function(summarize=model_summarizer(model), tail_token_budget=budget)
 
-    Returns ``{fromMessageId, toMessageId, summary}``, or None when there is nothing to fold. Calls that still wait for an
-    answer are never folded.
+
+def openai_summarizer(
+    base_url: str = DEFAULT_URL,
+    *,
+    model: str,
+    api_key: str | SecretStr = "",
+    timeout_seconds: float = 120.0,
+    max_retries: int = 2,
+) -> Callable[[str], Awaitable[Summary]]:
+    """A summarizer that asks a model behind any OpenAI-compatible endpoint, and says what it cost.
+
+    Needs the extra ``perdure[openai]``. What it cannot do is raised as a `ModelError`, without the key and the messages.
     """
-    end = _tail_start(messages)
-    start = min(PROTECT_HEAD, end)
-    for index in range(start, end):
-        if _waits(messages[index]):
-            end = index
-            break
-    folded = messages[start:end]
-    if not any(not is_compaction_message(message) for message in folded):
+    if not model:
+        raise InvalidArgument("The model of a summarizer needs a name.")
+    key = api_key if isinstance(api_key, SecretStr) else SecretStr(api_key)
+    return model_summarizer(Model(model, base_url, key, timeout_seconds, max_retries))
+
+
+def model_summarizer(model: Model) -> Callable[[str], Awaitable[Summary]]:
+    """`openai_summarizer` for a `Model`."""
+
+    async def summarize(prompt: str) -> Summary:
+        async with open_model(model) as client:
+            text, usage = await client.complete([{"role": "user", "content": prompt}])
+        return Summary(text, usage)
+
+    return summarize
+
+
+async def compact_extractively(messages: Sequence[Message], *_: Any) -> CompactResult | None:
+    """The embedded default: fold what `create_compact_function` would, and keep the first sentence of each message.
+
+    The summary says what it is in its first line, so that nobody takes it for a model's work.
+    """
+    budget = min(TAIL_TOKEN_BUDGET, estimate_message_tokens(list(messages)) // TAIL_SHARE)
+    chosen = await create_compact_function(summarize=lambda _: LABEL, tail_token_budget=budget)(messages)
+    if chosen is None:
         return None
-    return {
-        "fromMessageId": folded[0]["id"],
-        "toMessageId": folded[-1]["id"],
-        "summary": "\n".join([LABEL, *_lines(folded)]),
-    }
-
-
-def _tail_start(messages: list[Message]) -> int:
-    """Index of the first message of the protected tail."""
-    budget = min(MAX_TAIL_TOKENS, estimate_message_tokens(messages) // 4)
-    index = len(messages)
-    while index > 0:
-        budget -= estimate_message_tokens([messages[index - 1]])
-        if budget < 0 and len(messages) - index >= MIN_TAIL_MESSAGES:
-            break
-        index -= 1
-    return index
-
-
-def _waits(message: Message) -> bool:
-    return any(
-        part.get("state") in ("input-streaming", "input-available", "approval-requested")
-        for part in message["parts"]
-        if isinstance(part, dict)
-    )
+    ids = [message["id"] for message in messages]
+    start, end = ids.index(chosen.from_message_id), ids.index(chosen.to_message_id)
+    # Summaries before the range are taken into it, wherever they are.
+    folded = [
+        message for index, message in enumerate(messages[: end + 1]) if index >= start or is_compaction_message(message)
+    ]
+    return chosen.model_copy(update={"summary": "\n".join([LABEL, *_lines(folded)])})
 
 
 def _lines(messages: list[Message]) -> list[str]:

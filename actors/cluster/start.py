@@ -78,7 +78,7 @@ class _Child:
         private_folder(settings.data)
         self._log = settings.data / "server.log"
         self._orders = {
-            "settings": settings.model_dump(mode="json"),
+            "settings": settings.with_secrets(),
             "gateway": gateway,
             "module_folder": os.getcwd(),
             "wait_seconds": wait_seconds,

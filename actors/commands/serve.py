@@ -54,6 +54,20 @@ def serve(
     allow_origin: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="A web origin that may connect; repeat for more.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The model of summaries and of actors:ChatAgent.  [default: none]"),
+    ] = None,
+    model_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where that model is: an OpenAI-compatible address.  [default: https://api.openai.com/v1]",
+        ),
+    ] = None,
+    model_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file with its key, unless PERDURE_MODEL_KEY has it.")
+    ] = None,
     config: Config = None,
 ) -> int:
     """Serve conversations until SIGTERM or SIGINT; then everything hibernates."""
@@ -70,8 +84,15 @@ def serve(
         "spares": spares,
         "recycle": recycle,
         "allow_origin": allow_origin,
+        "model": model,
+        "model_url": model_url,
+        "model_key_file": model_key_file,
     }
     settings = _settings(flags, config)
+    if settings.model:
+        from actors.models import check_package
+
+        check_package()
     from actors.cluster import start
     from actors.commands.terminal import say
     from actors.gateway.origins import check_bind

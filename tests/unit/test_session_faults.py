@@ -91,8 +91,8 @@ async def test_a_summary_of_emoji_never_cuts_a_character():  # B55
     for length in range(190, 210):
         messages = [message(f"m{number}", "😀" * length) for number in range(10)]
         result = await compact_extractively(messages)
-        assert set(result["summary"].splitlines()[1].removeprefix("user: ")) <= {"😀", "…"}
-        result["summary"].encode()
+        assert set(result.summary.splitlines()[1].removeprefix("user: ")) <= {"😀", "…"}
+        result.summary.encode()
 
 
 async def test_readers_backups_and_the_writer_never_lock_each_other_out(tmp_path):  # B85

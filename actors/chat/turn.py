@@ -1,0 +1,173 @@
+"""One turn: the model is asked, its calls are run, until it has answered in words."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from actors.agent import Stream
+from actors.chat.model_messages import model_messages
+from actors.chat.reply import Reply, seal_dead
+from actors.chat.tools import ChatTool, ToolFailed
+from actors.conversation.calls import public_text
+from actors.conversation.json_text import encode
+from actors.models import Finished, Model, ModelClient, TextDelta, ToolCall, open_model
+from actors.session import Session
+from storage.errors import StorageError
+
+Json: TypeAlias = dict[str, Any]
+
+MAX_OUTPUT_BYTES = 1024 * 1024
+"""More than that of one tool's answer is an error for the model: it would not fit its context anyway."""
+
+CANCELLED = "The turn was cancelled before it answered; whether it has done anything is not known."
+TOO_MANY_STEPS = "Not run: the turn had reached its limit of steps."
+
+
+class Turn:
+    """Runs once. ``stream`` gets the chunks that `ChatAgent.chat` documents."""
+
+    def __init__(
+        self,
+        session: Session,
+        reply: Reply,
+        stream: Stream,
+        *,
+        own_tools: Mapping[str, ChatTool],
+        max_steps: int,
+        tool_seconds: float,
+    ) -> None:
+        self._session = session
+        self._reply = reply
+        self._stream = stream
+        self._own_tools = own_tools
+        self._max_steps = max_steps
+        self._tool_seconds = tool_seconds
+        self._work: asyncio.Task[str] | None = None
+        self._is_cancelled = False
+
+    async def run(self, model: Model) -> Json:
+        """The reply as it is stored at the end, or when it was cancelled. Raises what the turn failed with, stored as well."""
+        self._work = asyncio.create_task(self._steps(model), name="chat turn")
+        try:
+            status = await self._work
+        except asyncio.CancelledError:
+            if self._is_cancelled:
+                return await self._reply.finish("cancelled", left=CANCELLED)
+            await self._fail("interrupted", None)
+            raise
+        except Exception as exc:
+            await self._fail("error", str(exc) if isinstance(exc, StorageError) else public_text(exc))
+            raise
+        return await self._reply.finish(status, left=TOO_MANY_STEPS)
+
+    def cancel(self) -> bool:
+        """End it; what was written so far stays. Whether there was anything to end."""
+        if self._work is None or self._work.done():
+            return False
+        self._is_cancelled = True
+        return self._work.cancel()
+
+    async def _fail(self, status: str, error: str | None) -> None:
+        try:
+            await self._reply.finish(status, error=error)
+        except StorageError:  # then it is stored as it was last; the error that began it is the one to tell
+            pass
+
+    async def _steps(self, model: Model) -> str:
+        """The status that the turn ends with."""
+        async with open_model(model) as client:
+            first = self._reply.steps
+            for step in range(first, max(self._max_steps, first + 1)):
+                may_call = step + 1 < self._max_steps
+                tools = {**await self._session.tools(), **self._own_tools}
+                calls = await self._ask(client, tools, may_call)
+                if not calls:
+                    return "done"
+                if may_call:
+                    await self._run_all(calls, tools)
+        return "max-steps"
+
+    async def _ask(
+        self, client: ModelClient, tools: Mapping[str, ChatTool], may_call: bool
+    ) -> list[tuple[str, str, Any]]:
+        """One answer of the model, stored; the calls that it asks for: id, name, input."""
+        history = await self._session.get_history(self._reply.id)
+        history = await seal_dead(self._session, history, self._reply.id)
+        messages = model_messages(history, await self._session.freeze_system_prompt())
+        calls: list[ToolCall] = []
+        finished: Finished | None = None
+        events = await client.stream(messages, [tool.to_openai() for tool in tools.values()], may_call=may_call)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    self._reply.add_text(event.text)
+                    await self._stream.send({"type": "text-delta", "text": event.text})
+                elif isinstance(event, ToolCall):
+                    calls.append(event)
+                else:
+                    finished = event
+        asked = [(call.id or f"call-{uuid4().hex}", call.name or "unknown", _input(call.arguments)) for call in calls]
+        for call_id, name, arguments in asked:
+            self._reply.add_call(call_id, name, arguments)
+        if finished is not None:
+            self._reply.end_step(finished.usage, finished.reason)
+        await self._reply.save()
+        for call_id, name, arguments in asked:
+            await self._stream.send({"type": "tool-call", "toolCallId": call_id, "toolName": name, "input": arguments})
+        return asked
+
+    async def _run_all(self, calls: list[tuple[str, str, Any]], tools: Mapping[str, ChatTool]) -> None:
+        """Side by side; only what a tool does to the session's own messages is done alone."""
+        outcomes = await asyncio.gather(*(self._run(*call, tools) for call in calls), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _run(self, call_id: str, name: str, arguments: Any, tools: Mapping[str, ChatTool]) -> None:
+        tool = tools.get(name)
+        if tool is None:
+            outcome = _error(f"There is no tool {name!r}; there are: {', '.join(tools) or 'none'}.")
+            await self._reply.answer(call_id, outcome)
+        elif name in self._own_tools:
+            outcome = await self._outcome(tool, arguments)
+            await self._reply.answer(call_id, outcome)
+        else:
+            outcome = await self._reply.answer_alone(call_id, lambda: self._outcome(tool, arguments))
+        await self._stream.send({"type": "tool-result", "toolCallId": call_id, "toolName": name, **outcome})
+
+    async def _outcome(self, tool: ChatTool, arguments: Any) -> Json:
+        """What is stored of a call: whatever a tool does wrong is an error for the model, not for the turn."""
+        try:
+            async with asyncio.timeout(self._tool_seconds):
+                output = await tool.execute(arguments)
+            size = len(encode(output))
+        except TimeoutError:
+            return _error(f"It gave no answer within {self._tool_seconds:g} s.")
+        except ToolFailed as exc:
+            return _error(str(exc))
+        except Exception as exc:
+            return _error(public_text(exc))
+        if size > MAX_OUTPUT_BYTES:
+            return _error(f"Its answer of {size:,} bytes is over the limit of {MAX_OUTPUT_BYTES:,}.")
+        if isinstance(output, str) and output.startswith("Error: "):
+            return _error(output.removeprefix("Error: "))
+        return {"state": "output-available", "output": output}
+
+
+def _error(text: str) -> Json:
+    return {"state": "output-error", "errorText": text}
+
+
+def _input(arguments: str) -> Any:
+    """The parsed arguments; a text that is no JSON is kept word for word."""
+    try:
+        return json.loads(arguments or "{}", parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
