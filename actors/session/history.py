@@ -10,7 +10,7 @@ import orjson
 from actors.errors import NotSupported
 from actors.session.providers import settle
 from compaction import COMPACTION_PREFIX, CompactResult, is_compaction_message
-from compaction.overlays import Applied, place_overlay
+from compaction.overlays import Applied, place_overlay, resolve
 from storage import access, compactions, containing, leaves, message_tree, paths
 from storage.history import visible_json
 from storage.messages import AgentSessionProvider
@@ -105,17 +105,26 @@ class History:
         if not _is_unchanged(result, seen, _text(messages)):
             return None
         order = {message["id"]: index for index, message in enumerate(messages)}
-        stored = {row["id"]: row for row in map(_plain, await settle(self.provider.get_compactions()))}
-        applied = [
-            Applied(_overlay(stored[message["id"].removeprefix(COMPACTION_PREFIX)]), index, index)
-            for index, message in enumerate(messages)
-            if is_compaction_message(message) and message["id"].removeprefix(COMPACTION_PREFIX) in stored
-        ]
-        placed = place_overlay(result.from_message_id, result.to_message_id, order.get, applied)
+        position, applied = await self._applied(messages, order)
+        placed = place_overlay(result.from_message_id, result.to_message_id, position.get, applied)
         if placed is None:
             return None
         await settle(self.provider.add_compaction(result.summary, *placed))
         return result.at(*placed)
+
+    async def _applied(
+        self, messages: list[JsonObject], order: dict[str, int]
+    ) -> tuple[dict[str, int], list[Applied]]:
+        """Where the messages of the path are, hidden ones too if the storage shows them, and the overlays that apply."""
+        rows = list(map(_plain, await settle(self.provider.get_compactions())))
+        try:
+            path = await self.get_raw_history()
+        except NotSupported:
+            stored = {COMPACTION_PREFIX + row["id"]: _overlay(row) for row in rows}
+            shown = enumerate(message["id"] for message in messages)
+            return order, [Applied(stored[identity], index, index) for index, identity in shown if identity in stored]
+        position = {message["id"]: index for index, message in enumerate(path)}
+        return position, resolve([_overlay(row, index) for index, row in enumerate(rows)], position.get)
 
     async def tool_messages(self, name: str) -> list[JsonObject]:
         """The messages of the path that may hold a call of a tool of this name, also hidden ones if the storage shows them."""
@@ -277,5 +286,5 @@ def _plain(row: Any) -> JsonObject:
     return row if isinstance(row, dict) else row.model_dump(by_alias=True)
 
 
-def _overlay(row: JsonObject) -> Overlay:
-    return Overlay(0, row["id"], row["summary"], row["fromMessageId"], row["toMessageId"], row.get("createdAt", ""))
+def _overlay(row: JsonObject, order: int = 0) -> Overlay:
+    return Overlay(order, row["id"], row["summary"], row["fromMessageId"], row["toMessageId"], row.get("createdAt", ""))
