@@ -12,13 +12,20 @@ from pydantic import SecretStr
 
 from actors.models import DEFAULT_URL, Model, open_model
 from actors.settings import Settings
-from compaction import CompactResult, Summary, create_compact_function, estimate_message_tokens, is_compaction_message
+from compaction import (
+    CompactContext,
+    CompactFunction,
+    CompactResult,
+    Summary,
+    create_compact_function,
+    estimate_message_tokens,
+    is_compaction_message,
+)
 from compaction.boundaries import TAIL_TOKEN_BUDGET
-from compaction.result import CompactFunction
 from storage.errors import InvalidArgument
 
 TAIL_SHARE = 4
-"""The newest quarter stays as it is, at most 20,000 tokens: else nothing could be folded under a small threshold."""
+"""The newest quarter stays as it is, at most 20,000 tokens: else nothing of a small conversation could be folded."""
 
 SENTENCE_CHARACTERS = 200
 SUMMARY_LINES = 60
@@ -33,8 +40,19 @@ def default_compaction(settings: Settings) -> CompactFunction:
     model = Model.of(settings)
     if model is None:
         return compact_extractively
-    budget = min(TAIL_TOKEN_BUDGET, settings.compact_after // TAIL_SHARE)
-    return create_compact_function(summarize=model_summarizer(model), tail_token_budget=budget)
+    summarize = model_summarizer(model)
+
+    async def compact_by_model(
+        messages: Sequence[Message], context: CompactContext | None = None
+    ) -> CompactResult | None:
+        budget = _tail_budget(messages)
+        return await create_compact_function(summarize=summarize, tail_token_budget=budget)(messages, context)
+
+    return compact_by_model
+
+
+def _tail_budget(messages: Sequence[Message]) -> int:
+    return min(TAIL_TOKEN_BUDGET, estimate_message_tokens(list(messages)) // TAIL_SHARE)
 
 
 def openai_summarizer(
@@ -71,8 +89,8 @@ async def compact_extractively(messages: Sequence[Message], *_: Any) -> CompactR
 
     The summary says what it is in its first line, so that nobody takes it for a model's work.
     """
-    budget = min(TAIL_TOKEN_BUDGET, estimate_message_tokens(list(messages)) // TAIL_SHARE)
-    chosen = await create_compact_function(summarize=lambda _: LABEL, tail_token_budget=budget)(messages)
+    choose = create_compact_function(summarize=lambda _: LABEL, tail_token_budget=_tail_budget(messages))
+    chosen = await choose(messages)
     if chosen is None:
         return None
     ids = [message["id"] for message in messages]
