@@ -15,7 +15,6 @@ from compaction import CompactResult
 from storage import AgentSessionProvider, SessionMessage
 from storage.errors import InvalidArgument
 
-
 FOLDED = CompactResult(from_message_id="m1", to_message_id="m2", summary="short")
 
 

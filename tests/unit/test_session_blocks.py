@@ -4,13 +4,17 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from awake import awake
 from session_support import Library, Note, opened, text
 
+from actors import Agent, SessionMethods
 from actors.errors import BlockNotWritable, BlockTooLarge, NotSupported, UnknownBlock
 from actors.session import ContextBlock, ContextConfig, Session
 from actors.session.keys import entry_key
-from storage import AgentContextProvider, AgentSearchProvider, AgentSessionProvider
-from storage.errors import InvalidArgument
+from storage import AgentContextProvider, AgentSearchProvider, AgentSessionProvider, open_database
+from storage.checkpoints import MemoryStore
+from storage.errors import InvalidArgument, LimitExceeded
+from storage.replication import StorageOptions
 
 
 class Failing(Note):
@@ -127,6 +131,53 @@ async def test_an_empty_prompt_is_frozen_like_any_other(tmp_path: Path) -> None:
         assert "written later" in await session.refresh_system_prompt()
 
 
+class Bare(SessionMethods, Agent):
+    """Its one block is empty and read-only, so its prompt is empty."""
+
+    soul = Note("")
+
+    def configure(self) -> Session:
+        return Session.create(self).with_context("soul", provider=ReadOnly(self.soul)).with_cached_prompt()
+
+
+class ReadOnly:
+    def __init__(self, note: Note) -> None:
+        self._note = note
+
+    async def get(self) -> str | None:
+        return await self._note.get()
+
+
+async def test_an_empty_prompt_stays_frozen_over_a_night(tmp_path: Path) -> None:  # B16
+    store = MemoryStore()
+    Bare.soul.content = ""
+    async with awake(tmp_path, Bare, store=store) as hall:
+        await hall.connect()
+        assert await hall.call("freezeSystemPrompt") == ""
+        Bare.soul.content = "written later"
+        await hall.call("appendMessage", text("m1"))
+        assert await hall.call("freezeSystemPrompt") == ""
+    async with awake(tmp_path, Bare, store=store) as hall:
+        await hall.connect()
+        assert await hall.call("freezeSystemPrompt") == ""
+        assert "written later" in await hall.call("refreshSystemPrompt")
+    async with awake(tmp_path, Bare, store=store) as hall:
+        await hall.connect()
+        assert "written later" in await hall.call("freezeSystemPrompt")
+
+
+async def test_a_prompt_without_any_block_is_frozen_too(tmp_path: Path) -> None:  # B16
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).with_cached_prompt()
+        assert await session.freeze_system_prompt() == ""
+        await session.add_context("memory")
+        await session.replace_context_block("memory", "written")
+        assert await session.freeze_system_prompt() == ""
+        again = Session.create(owner).with_context("memory").with_cached_prompt()
+        assert await again.freeze_system_prompt() == ""
+        assert "written" in await again.refresh_system_prompt()
+
+
 async def test_a_frozen_prompt_is_used_without_reading_the_blocks(tmp_path: Path) -> None:
     note = Note("content")
     async with opened(tmp_path) as owner:
@@ -222,6 +273,90 @@ async def test_keyed_writes_obey_max_tokens(tmp_path: Path) -> None:  # D21
             await tool.execute({"label": "docs", "content": "short", "metadata": {"title": "t"}})
             == 'Indexed "t" in docs.'
         )
+
+
+async def test_every_way_to_write_a_block_obeys_max_tokens(tmp_path: Path) -> None:  # D21
+    library, note = Library(), Note("12345678")
+    entries: dict[str, str] = {}
+
+    class Entries:
+        def get(self) -> str:
+            return f"{len(entries)} entries"
+
+        def search(self, query: str) -> None:
+            return None
+
+        def set(self, key: str, content: str) -> None:
+            entries[key] = content
+
+    async with opened(tmp_path) as owner:
+        session = (
+            Session.create(owner)
+            .with_context("docs", max_tokens=3, provider=library)
+            .with_context("kb", max_tokens=3, provider=Entries())
+            .with_context("memory", max_tokens=3, provider=note)
+        )
+        write = (await session.tools())["set_context"].execute
+        long = "y" * 13
+        calls = [
+            {"label": "docs", "content": long},
+            {"label": "docs", "content": "short", "metadata": {"title": "t", "description": long}},
+            {"label": "docs", "content": "short", "metadata": {"title": long}},
+            {"label": "kb", "content": long},
+            {"label": "memory", "content": long},
+            {"label": "memory", "content": "z" * 4, "action": "append"},
+        ]
+        for call in calls:
+            assert await write(call) == f'Error: Block "{call["label"]}" exceeds maxTokens: 4 > 3', call
+        with pytest.raises(BlockTooLarge, match="4 tokens, over its limit of 3"):
+            await session.replace_context_block("memory", long)
+        with pytest.raises(BlockTooLarge):
+            await session.append_context_block("memory", "z" * 4)
+        assert (library.documents, entries, note.content) == ({}, {}, "12345678")
+        assert [block.content for block in await session.get_context_blocks()] == ["", "0 entries", "12345678"]
+        assert await write({"label": "memory", "content": "zzz", "action": "append"}) == (
+            "Written to memory. Usage: 100% (3/3 tokens)"
+        )
+
+
+async def test_text_that_is_no_unicode_reaches_no_provider(tmp_path: Path) -> None:  # D18
+    library, note = Library(), Note("")
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).with_context("docs", provider=library).with_context("memory", provider=note)
+        await session.replace_context_block("memory", "a\ud800b\0")
+        await session.append_context_block("memory", "\udfff")
+        assert note.content == "a\ufffdb\0\n\ufffd"
+        write = (await session.tools())["set_context"].execute
+        await write({"label": "docs", "content": "\ud800", "metadata": {"title": "\ud800"}})
+        assert list(library.documents.values()) == ["\ufffd"]
+
+
+async def test_there_are_not_more_blocks_than_the_limit(tmp_path: Path) -> None:
+    database = await open_database(tmp_path / "few.db", options=StorageOptions(max_blocks=2))
+    try:
+        session = Session.create(database).with_context("a").with_context("b")
+        with pytest.raises(LimitExceeded):
+            await session.add_context("c")
+        assert await session.remove_context("a")
+        await session.add_context("c")
+        with pytest.raises(LimitExceeded):
+            await Session.create(database).with_context("a").with_context("b").with_context("c").get_context_blocks()
+    finally:
+        await database.close()
+
+
+async def test_an_unknown_block_is_answered_with_those_that_there_are(tmp_path: Path) -> None:  # B37
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).with_context("memory").with_context("docs", provider=Library())
+        with pytest.raises(UnknownBlock, match="'nope'; there are: 'memory', 'docs'"):
+            await session.replace_context_block("nope", "x")
+        with pytest.raises(UnknownBlock, match="there are: 'memory', 'docs'"):
+            await session.append_context_block("nope", "x")
+        assert [block.label for block in await session.get_context_blocks()] == ["memory", "docs"]
+        # the answers of tools are part of the interface: there the schema names the labels
+        tools = await session.tools()
+        assert tools["set_context"].input_schema["properties"]["label"]["enum"] == ["memory", "docs"]
+        assert "Skill blocks: docs" in await tools["load_context"].execute({"label": "nope", "key": "x"})
 
 
 async def test_tools_answer_bad_input_instead_of_raising(tmp_path: Path) -> None:  # B37
