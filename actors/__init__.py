@@ -8,7 +8,7 @@ from actors.agent import Agent, Connection, Stream, rpc
 from actors.chat.agent import ChatAgent
 from actors.client import Client
 from actors.default_agent import Conversation
-from actors.session import Session
+from actors.session import Session, SessionManager
 from actors.session_methods import SessionMethods
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = [
     "Connection",
     "Conversation",
     "Session",
+    "SessionManager",
     "SessionMethods",
     "Stream",
     "connect",

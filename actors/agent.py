@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from actors.errors import NotSupported
 from actors.rpc import RpcMethod, Verb, rpc, rpc_methods
-from actors.session import Session
+from actors.session import Session, SessionManager
 from actors.settings import Settings
 from storage.database import Database
 
@@ -124,6 +125,9 @@ class Agent:
     well: ``class Assistant(SessionMethods, Agent)``.
 
     ``database``: this conversation's SQLite file. ``name``: the conversation's name. ``session``: what `configure` returned.
+    If that is a `SessionManager`, it is ``manager``, and ``session`` is the conversation's default session: configured like
+    the manager's others, not in its lists, and what `SessionMethods` offers to clients. Further sessions, of a manager or
+    made with `Session.create`, keep the conversation awake while they compact, and sleep and wake with it.
     """
 
     initial_state: ClassVar[Any] = UNSET
@@ -141,11 +145,21 @@ class Agent:
         self.name = name
         self.settings = settings
         self._host = host
-        self.session: Session = self.configure()
+        configured = self.configure()
+        self._manager = configured if isinstance(configured, SessionManager) else None
+        self.session: Session = configured.get_session("") if isinstance(configured, SessionManager) else configured
 
-    def configure(self) -> Session:
-        """The session of this conversation. Called once per wake, before anything else; must not touch storage."""
+    def configure(self) -> Session | SessionManager:
+        """The session of this conversation, or the manager of its sessions. Called once per wake, before anything else; must
+        not touch storage."""
         return Session.create(self)
+
+    @property
+    def manager(self) -> SessionManager:
+        """The manager of this conversation's sessions. Raises NotSupported if `configure` did not return one."""
+        if self._manager is None:
+            raise NotSupported(f"{type(self).__name__}.configure returns a session, not a manager of sessions.")
+        return self._manager
 
     # ---- hooks ----------------------------------------------------------------------------------------------
 

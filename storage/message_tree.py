@@ -6,7 +6,7 @@ leaf's path, so that an append costs the same whatever the history.
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -15,10 +15,22 @@ from storage.compactions import applied, identities
 from storage.errors import InvalidArgument, InvalidMessage, LimitExceeded, UnknownMessage, UnknownParent
 from storage.leaves import Ends, Leaf
 from storage.paths import Sums
-from storage.records import COMPACTION_PREFIX, LATEST, Appended, Latest, SessionMessage, clean, encode
+from storage.records import (
+    COMPACTION_PREFIX,
+    LATEST,
+    Appended,
+    JsonObject,
+    Latest,
+    SessionMessage,
+    clean,
+    decode,
+    encode,
+)
 from storage.tokens import estimate_one
 
 Parent: TypeAlias = str | Latest | None
+Then: TypeAlias = Callable[[sqlite3.Connection, JsonObject], None]
+"""What else to do with a message, in its transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +86,20 @@ def append(
 
 
 def append_all(
-    connection: sqlite3.Connection, session_id: str, messages: Iterable[Prepared], parent_id: Parent = LATEST
+    connection: sqlite3.Connection,
+    session_id: str,
+    messages: Iterable[Prepared],
+    parent_id: Parent = LATEST,
+    then: Then | None = None,
 ) -> list[Appended]:
     """Add messages, each below the one before it, the first as `append` does; what each did.
 
-    An overlay's message stands for the last message of its range. Raises InvalidMessage, UnknownParent.
+    An overlay's message stands for the last message of its range. `then` is called after each that is new.
+    Raises InvalidMessage, UnknownParent.
     """
     results: list[Appended] = []
     for message in messages:
-        results.append(append(connection, session_id, message, parent_id))
+        results.append(_append_with(connection, session_id, message, parent_id, then))
         if message.id.startswith(COMPACTION_PREFIX):
             end = compactions.end_of(connection, session_id, message.id)
             parent_id = parent_id if end is None else end
@@ -91,12 +108,28 @@ def append_all(
     return results
 
 
-def upsert(connection: sqlite3.Connection, session_id: str, message: Prepared, parent_id: Parent = LATEST) -> Appended:
-    """`update` if there is a message of that id, wherever it is, else `append`."""
+def upsert(
+    connection: sqlite3.Connection,
+    session_id: str,
+    message: Prepared,
+    parent_id: Parent = LATEST,
+    then: Then | None = None,
+) -> Appended:
+    """`update` if there is a message of that id, wherever it is, else `append`, with `then` after one that is new."""
     is_known = leaves.seq_of(connection, session_id, message.id) is not None
     if is_known or compactions.is_overlay_id(connection, session_id, message.id):
         return replace(update(connection, session_id, message), inserted=False)
-    return append(connection, session_id, message, parent_id)
+    return _append_with(connection, session_id, message, parent_id, then)
+
+
+def _append_with(
+    connection: sqlite3.Connection, session_id: str, message: Prepared, parent_id: Parent, then: Then | None
+) -> Appended:
+    appended = append(connection, session_id, message, parent_id)
+    if then is None or not appended.inserted:
+        return appended
+    then(connection, decode(message.text))
+    return Appended(True, path_tokens(connection, session_id))
 
 
 def check_count(connection: sqlite3.Connection, limit: int) -> None:

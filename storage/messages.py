@@ -8,7 +8,7 @@ transactions; this module runs them in the database's thread. The names of the w
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -31,7 +31,7 @@ from storage.message_tree import (
     update,
     upsert,
 )
-from storage.records import LATEST, Appended, JsonObject, SessionMessage, clean
+from storage.records import LATEST, Appended, JsonObject, SessionMessage, clean, decode
 
 __all__ = [
     "AgentSessionProvider",
@@ -111,18 +111,18 @@ class AgentSessionProvider:
         message: Mapping[str, Any] | SessionMessage,
         parent_id: Parent = LATEST,
         *,
-        then: Work[None] | None = None,
+        then: Callable[[sqlite3.Connection, JsonObject], None] | None = None,
     ) -> Appended:
         """`append_message`, and the estimate of the visible path after it, without the prompt.
 
-        `then`: what else to do in the transaction of a message that is new.
+        `then`: what else to do after a message that is new.
         """
         prepared = self._prepare(message)
 
         def work(connection: sqlite3.Connection) -> tuple[Appended, bool]:
             appended, is_due = self._append(connection, prepared, parent_id)
             if then is not None and appended.inserted:
-                then(connection)
+                then(connection, decode(prepared.text))
                 appended = Appended(True, path_tokens(connection, self.session_id))
             return appended, is_due
 
@@ -132,31 +132,42 @@ class AgentSessionProvider:
         return appended
 
     async def append_all_and_estimate(
-        self, messages: Iterable[Mapping[str, Any] | SessionMessage], parent_id: Parent = LATEST
+        self,
+        messages: Iterable[Mapping[str, Any] | SessionMessage],
+        parent_id: Parent = LATEST,
+        *,
+        then: Callable[[sqlite3.Connection, JsonObject], None] | None = None,
     ) -> list[Appended]:
         """Store messages in one transaction, each below the one before it; what `append_and_estimate` says of each.
 
-        Raises InvalidMessage, UnknownParent.
+        `then`: what else to do after a message that is new. Raises InvalidMessage, UnknownParent.
         """
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
             raise InvalidArgument("messages must be a list of messages")
         prepared = [self._prepare(message) for message in messages]
 
         def work(connection: sqlite3.Connection) -> list[Appended]:
-            results = append_all(connection, self.session_id, prepared, parent_id)
+            results = append_all(connection, self.session_id, prepared, parent_id, then)
             check_count(connection, self.database.options.max_messages)
             return results
 
         return await self._write(work, size=sum(message.sums.bytes for message in prepared))
 
     async def upsert_and_estimate(
-        self, message: Mapping[str, Any] | SessionMessage, parent_id: Parent = LATEST
+        self,
+        message: Mapping[str, Any] | SessionMessage,
+        parent_id: Parent = LATEST,
+        *,
+        then: Callable[[sqlite3.Connection, JsonObject], None] | None = None,
     ) -> Appended:
-        """Replace the message of that id where it is, or append it. Raises InvalidMessage, UnknownParent."""
+        """Replace the message of that id where it is, or append it, with `then` if it is new.
+
+        Raises InvalidMessage, UnknownParent.
+        """
         prepared = self._prepare(message)
 
         def work(connection: sqlite3.Connection) -> Appended:
-            appended = upsert(connection, self.session_id, prepared, parent_id)
+            appended = upsert(connection, self.session_id, prepared, parent_id, then)
             check_count(connection, self.database.options.max_messages)
             return appended
 

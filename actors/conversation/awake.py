@@ -50,6 +50,7 @@ from actors.conversation.json_text import decode, encode
 from actors.errors import Busy, ConnectionLost, NotMine, ReadOnlyConnection
 from actors.redaction import what_failed
 from actors.rpc import RpcMethod
+from actors.session.life import SessionsInUse
 from actors.settings import Settings
 from storage import leaves, schema
 from storage.checkpoints import (
@@ -137,6 +138,7 @@ class AwakeConversation:
         self._message_bytes = 0  # of messages that wait or run
         self._is_closing = False
         self._agent = agent_class(database=opened.database, name=key.name, settings=settings, host=self)
+        self._sessions = SessionsInUse(opened.database, self._agent.session)
 
         opened.database.on_resumed = self._give_way
 
@@ -150,7 +152,7 @@ class AwakeConversation:
 
     async def _start(self, stored_state: str | None) -> None:
         self._state.begin(stored_state, self._agent.initial_state)
-        await self._agent.session.resume()
+        await self._sessions.resume()
         await self._agent.on_start()
 
     @property
@@ -161,7 +163,7 @@ class AwakeConversation:
     @property
     def is_busy(self) -> bool:
         """Whether calls, hooks or a compaction are running: then it is not the time to hibernate."""
-        return bool(self._calls or self._hooks or self._joining) or self._agent.session.is_compacting
+        return bool(self._calls or self._hooks or self._joining) or self._sessions.is_compacting
 
     # ---- commands -------------------------------------------------------------------------------------------
 
@@ -454,17 +456,17 @@ class AwakeConversation:
             raise problem
 
     async def _finish(self, grace_seconds: float) -> None:
-        session = self._agent.session
+        sessions = self._sessions
         running: set[asyncio.Task[Any]] = {*self._calls, *self._hooks, *self._joining.values()}
-        if session.is_compacting:
-            running.add(asyncio.create_task(session.settled()))
+        if sessions.is_compacting:
+            running.add(asyncio.create_task(sessions.settled()))
         if running:
             _, late = await asyncio.wait(running, timeout=grace_seconds)
             for task in late:
                 task.cancel()
             if late:
-                await session.cancel_compaction()
+                await sessions.cancel_compaction()
                 await asyncio.wait(late, timeout=1.0)
         if self._opened.is_claimed and not self._opened.database.is_lost:
             with contextlib.suppress(StorageError):  # what only memory held is no promise
-                await session.hibernate()
+                await sessions.hibernate()

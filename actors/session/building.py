@@ -206,6 +206,9 @@ class SessionBuilder:
             counter=self._counter,
             on_error=self._on_compaction_error,
         )
+        compactor.holder = self
+        if isinstance(database, Database):
+            database.users.add(self)
         skills = LoadedSkills(history, compactor.after_write)
         return Parts(
             history=history,

@@ -62,6 +62,9 @@ class Compactor:
         self._threshold = threshold
         self._context = CompactContext(counter)
         self._on_error = on_error
+        self.holder: Any = None
+        """What must be alive while a run is: the session, through which the owner of the database finds the run."""
+        self._is_over = False
         self._lock = asyncio.Lock()
         self._order = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -148,6 +151,11 @@ class Compactor:
             async with self._lock:
                 pass
 
+    async def end(self) -> None:
+        """The session is going to be deleted: `cancel`, and neither begin nor note anything any more."""
+        self._is_over = True
+        await self.cancel()
+
     async def cancel(self) -> None:
         """End an automatic run now; nothing of it is stored unless that has begun."""
         task = self._task
@@ -162,7 +170,7 @@ class Compactor:
         return report
 
     async def _consider(self, report: Report) -> None:
-        if self.is_running or not self._is_above(report):
+        if self._is_over or self.is_running or not self._is_above(report):
             return
         last = (await self._load_note()).tokens
         has_grown = last is None or report.tokens >= last + GROWTH * (self._threshold or 0)
@@ -250,7 +258,7 @@ class Compactor:
         """At which estimate a run was in vain (None: the last was not), and whether that has been said."""
         known = await self._load_note()
         vain = Vain(tokens, known.is_warned if is_warned is None else is_warned)
-        if vain != known:
+        if vain != known and not self._is_over:
             await self._history.put_note(NOTE, None if vain == Vain() else json.dumps([vain.tokens, vain.is_warned]))
             self._vain = vain
 

@@ -1,7 +1,7 @@
 """A session's message storage, whichever it is: the built-in provider by its fast ways, any other by the documented methods."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from actors.errors import NotSupported
 from actors.session.providers import settle
 from compaction import COMPACTION_PREFIX, CompactResult, is_compaction_message
 from compaction.overlays import Applied, place_overlay, resolve
-from storage import access, compactions, containing, leaves, message_tree, paths
+from storage import access, compactions, containing, leaves, message_tree, paths, sessions
 from storage.history import visible_json
 from storage.messages import AgentSessionProvider
 from storage.overlays import Overlay
@@ -43,6 +43,20 @@ class History:
         arguments = () if parent_id is LATEST else (parent_id,)
         await settle(self.provider.append_message(plain, *arguments))
         return Written(not is_known)
+
+    async def append_all(self, messages: Sequence[Any], parent_id: str | Latest | None) -> list[Written]:
+        written: list[Written] = []
+        for message in messages:
+            written.append(await self.append(message, parent_id))
+            parent_id = encode(message)[0]["id"]
+        return written
+
+    async def upsert(self, message: Any, parent_id: str | Latest | None) -> Written:
+        plain, _ = encode(message)
+        if await settle(self.provider.get_message(plain["id"])) is None:
+            return await self.append(plain, parent_id)
+        await settle(self.provider.update_message(plain))
+        return Written(False)
 
     async def update(self, message: Any) -> Written:
         plain, _ = encode(message)
@@ -76,6 +90,12 @@ class History:
         if callable(getattr(self.provider, "get_history_row_stats", None)):
             return await settle(self.provider.get_history_row_stats())
         return None
+
+    async def page_messages(self, limit: int, cursor: str | None, order: str, leaf_id: str | None) -> JsonObject:
+        if not callable(getattr(self.provider, "page_messages", None)):
+            raise NotSupported("This session's storage cannot page through its messages.")
+        found = self.provider.page_messages(limit, cursor, order=order, leaf_id=leaf_id)
+        return await settle(found)  # type: ignore[no-any-return]
 
     async def search(self, query: str, limit: int) -> Any:
         if not callable(getattr(self.provider, "search_messages", None)):
@@ -167,6 +187,13 @@ class BuiltinHistory(History):
     async def append(self, message: Any, parent_id: str | Latest | None) -> Written:
         return _written(await self.provider.append_and_estimate(message, parent_id))
 
+    async def append_all(self, messages: Sequence[Any], parent_id: str | Latest | None) -> list[Written]:
+        appended = await self.provider.append_all_and_estimate(messages, parent_id)
+        return [_written(each) for each in appended]
+
+    async def upsert(self, message: Any, parent_id: str | Latest | None) -> Written:
+        return _written(await self.provider.upsert_and_estimate(message, parent_id))
+
     async def update(self, message: Any) -> Written:
         return _written(await self.provider.update_and_estimate(message))
 
@@ -234,7 +261,7 @@ class BuiltinHistory(History):
         await self._write(lambda connection: _put_note(connection, self._note(key), text))
 
     def _note(self, key: str) -> str:
-        return f"session:{self._session_id}:{key}"
+        return sessions.note_key(self._session_id, key)
 
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await access.read(self._database, work)

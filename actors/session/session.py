@@ -1,6 +1,6 @@
 """A session: messages, context blocks, system prompt and compaction of one conversation, over any storage."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.errors import NotSupported
@@ -34,6 +34,26 @@ class Session(SessionBuilder):
         parts = self._parts
         await self._restore_skills()
         await parts.compactor.after_append(await parts.history.append(message, parent_id))
+
+    async def append_messages(self, messages: Sequence[Message], parent_id: str | Latest | None = LATEST) -> None:
+        """`append_message` for several, each after the one before it, all of them or none.
+
+        There is a status frame for each; automatic compaction is considered once, at the end.
+        """
+        parts = self._parts
+        await self._restore_skills()
+        written = await parts.history.append_all(messages, parent_id)
+        for each in written[:-1]:
+            await parts.compactor.after_write(each)
+        if written:
+            is_changed = any(each.is_changed for each in written)
+            await parts.compactor.after_append(Written(is_changed, written[-1].path_tokens))
+
+    async def upsert_message(self, message: Message, parent_id: str | Latest | None = LATEST) -> None:
+        """Replace the message of that id where it is, or `append_message` it."""
+        parts = self._parts
+        await self._restore_skills()
+        await parts.compactor.after_append(await parts.history.upsert(message, parent_id))
 
     async def update_message(self, message: Message) -> None:
         """Replace the message of that id. Raises InvalidMessage, UnknownMessage."""
@@ -89,6 +109,18 @@ class Session(SessionBuilder):
     async def get_history_row_stats(self) -> Any:
         """``id``, ``role`` and ``bytes`` of every message of the path; None if the storage does not know."""
         return await self._parts.history.get_history_row_stats()
+
+    async def page_messages(
+        self, limit: int = 100, cursor: str | None = None, *, order: str = "newest", leaf_id: str | None = None
+    ) -> JsonObject:
+        """A page of the messages without their content: up to `limit` (1 to 1,000) rows of `id`, `parentId`, `role`, `bytes`,
+        `tokens` and `createdAt` as ``messages``, and ``nextCursor`` unless they are the last.
+
+        ``order``: "newest" (the path to a leaf, from the leaf), "oldest" (the same, from the root), or "inserted" (every
+        branch, as written). ``leaf_id`` None: the latest leaf; a walk keeps to the one with which it began. Give a cursor
+        back with the same order and leaf; it stays valid while messages come and go. Raises InvalidArgument, NotSupported.
+        """
+        return await self._parts.history.page_messages(limit, cursor, order, leaf_id)
 
     async def search(self, query: str, limit: int = 20) -> Any:
         """Messages that hold every word of `query`, the best first. Raises NotSupported if the storage cannot search."""

@@ -26,7 +26,9 @@ def through_actors() -> list[Scenario]:
     by_area: dict[str, list[Scenario]] = {}
     for scenario in scenarios().values():
         kinds = {(block.get("provider") or {}).get("kind") for block in scenario.setup.get("context", [])}
-        suits = storage_only(scenario) and missing(scenario) is None and scenario.setup["mode"] == "session"
+        suits = (
+            storage_only(scenario) and missing(scenario) is None and scenario.setup["mode"] in ("session", "manager")
+        )
         if suits and "bucket_skill" not in kinds and not any(name in scenario.setup for name in SCRIPTED):
             by_area.setdefault(scenario.area, []).append(scenario)
     chosen: list[Scenario] = []

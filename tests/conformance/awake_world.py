@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import vector_manager
 from vector_files import Scenario
 from vector_setup import build_session
 from vector_world import Owner, World
@@ -16,7 +17,7 @@ from actors.agent import Agent
 from actors.conversation.awake import AwakeConversation
 from actors.conversation.events import Event, Push
 from actors.conversation.json_text import decode
-from actors.session import Session
+from actors.session import Session, SessionManager
 from actors.settings import Settings
 from storage.checkpoints import ConversationKey, DirectoryStore, abandon_conversation
 
@@ -36,8 +37,12 @@ class AwakeWorld(World):
         world = self
 
         class VectorAgent(Agent):
-            def configure(self) -> Session:
+            def configure(self) -> Session | SessionManager:
                 world.owner = self if world.scenario.setup.get("broadcast") else Owner(self.database)
+                world.sessions = {}
+                if world.scenario.setup["mode"] == "manager":
+                    world.manager = vector_manager.build_manager(world.harness, world.owner)
+                    return world.manager
                 world.sessions = {None: build_session(world.harness, world.owner, None)}
                 return world.sessions[None]
 
@@ -54,20 +59,16 @@ class AwakeWorld(World):
         )
 
     async def close(self) -> None:
-        for session in self.sessions.values():
-            await session.settled()
+        await self.settled()
         await self.conversation.hibernate()
 
     async def restart(self) -> None:
-        for session in self.sessions.values():
-            await session.settled()
+        await self.settled()
         await abandon_conversation(self.conversation._opened)
         await self.open()
 
     async def hibernate(self) -> None:
         others = [session_id for session_id in self.sessions if session_id is not None]
-        for session_id in others:
-            await self.session(session_id).hibernate()
         await self.conversation.hibernate()
         self.sleeps += 1
         if self.sleeps % 2:

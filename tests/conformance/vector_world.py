@@ -17,6 +17,7 @@ from vector_setup import Harness, build_session
 
 import compaction
 from actors.session import Session
+from actors.session.life import SessionsInUse
 from storage.database import Database, open_database
 
 HARNESS_OPERATIONS = {
@@ -77,8 +78,7 @@ class World:
 
     async def close(self) -> None:
         """The scenario is over."""
-        for session in self.sessions.values():
-            await session.settled()
+        await self.settled()
         self.sessions.clear()
         self.manager = None
         await getattr(self.owner, "database", self.owner).close()
@@ -93,6 +93,8 @@ class World:
         known = list(self.sessions)
         for session in self.sessions.values():
             await session.hibernate()
+        if self.manager is not None:
+            await SessionsInUse(self.owner.database).hibernate()
         await self.restart()
         for session_id in known:
             await self.session(session_id).resume()
@@ -115,6 +117,8 @@ class World:
         """Return when no compaction runs, so that every frame of the step is in `frames`."""
         for session in self.sessions.values():
             await session.settled()
+        if self.manager is not None:
+            await SessionsInUse(self.owner.database).settled()
 
 
 def missing(scenario: Scenario) -> str | None:
