@@ -18,6 +18,7 @@ from actors.errors import NoCompaction
 from actors.session.history import History, Written
 from actors.session.prompt import SystemPrompt
 from actors.session.providers import settle
+from actors.session.snapshot import Snapshot
 from actors.session.status import Report, Status
 from compaction import CompactContext, CompactFunction, CompactResult, TokenCounter
 from storage.errors import InvalidArgument, StorageError
@@ -234,7 +235,7 @@ class Compactor:
         if self.reports:
             await self._status.report("idle")
 
-    async def _summarize(self) -> tuple[CompactResult | None, bytes]:
+    async def _summarize(self) -> tuple[CompactResult | None, Snapshot]:
         """What the function says, and what it was given."""
         assert self._function is not None
         messages, seen = await self._history.snapshot()
@@ -242,7 +243,7 @@ class Compactor:
         async with asyncio.timeout(COMPACTION_SECONDS):
             return _result(await settle(self._function(*arguments))), seen
 
-    async def _store(self, result: CompactResult | None, seen: bytes) -> CompactResult | None:
+    async def _store(self, result: CompactResult | None, seen: Snapshot) -> CompactResult | None:
         stored = None if result is None else await self._history.store_summary(result, seen)
         if stored is not None:
             await self._prompt.refresh()

@@ -8,9 +8,12 @@ from typing import Any, TypeVar
 import orjson
 
 from actors.errors import NotSupported
+from actors.session import late_results
 from actors.session.providers import settle
+from actors.session.snapshot import Snapshot, as_text
 from compaction import COMPACTION_PREFIX, CompactResult, is_compaction_message
 from compaction.overlays import Applied, place_overlay, resolve
+from compaction.tool_pairs import places
 from storage import access, compactions, containing, leaves, message_tree, paths, sessions
 from storage.history import visible_json
 from storage.messages import AgentSessionProvider
@@ -41,8 +44,22 @@ class History:
         plain, _ = encode(message)
         is_known = await settle(self.provider.get_message(plain["id"])) is not None
         arguments = () if parent_id is LATEST else (parent_id,)
+        late = "" if is_known else await self._late_results(plain, parent_id)
         await settle(self.provider.append_message(plain, *arguments))
+        if late:
+            await settle(self.provider.add_compaction(late, plain["id"], plain["id"]))
         return Written(not is_known)
+
+    async def _late_results(self, message: JsonObject, parent_id: str | Latest | None) -> str:
+        """The text that will stand for a message whose calls a summary holds; "" if it holds none."""
+        answered = late_results.lone_results(message)
+        if not answered or parent_id is None:
+            return ""
+        visible = await self.get_history(None if isinstance(parent_id, Latest) else parent_id)
+        if not any(map(is_compaction_message, visible)):
+            return ""
+        late = answered - {place.call_id for place in places(visible) if place.is_call}
+        return late_results.as_summary(message, late) if late else ""
 
     async def append_all(self, messages: Sequence[Any], parent_id: str | Latest | None) -> list[Written]:
         written: list[Written] = []
@@ -111,30 +128,33 @@ class History:
             raise NotSupported("This session's storage shows no messages that a summary stands for.")
         return messages
 
-    async def snapshot(self) -> tuple[list[JsonObject], bytes]:
-        """The history to be summarized, and the text by which `store_summary` sees whether it has changed."""
+    async def snapshot(self) -> tuple[list[JsonObject], Snapshot]:
+        """The history to be summarized, and what `store_summary` needs to see whether it has changed."""
         messages = await self.get_history()
-        return messages, _text(messages)
+        return messages, Snapshot.of(messages)
 
-    async def store_summary(self, result: CompactResult, seen: bytes) -> CompactResult | None:
+    async def store_summary(self, result: CompactResult, seen: Snapshot) -> CompactResult | None:
         """Store an overlay if its range can apply to the path as it is now, and is as it was seen; its range, or None.
 
-        What was deleted, replaced or cleared while the summary was being written is not brought back by it.
+        What was deleted, replaced, cleared or answered while the summary was being written is not lost to it. What the summary
+        cost is added to the totals of a registered session, once, whether it is stored or not.
         """
         messages = await self.get_history()
-        if not _is_unchanged(result, seen, _text(messages)):
+        if not seen.still_holds(result, as_text(messages)):
             return None
         order = {message["id"]: index for index, message in enumerate(messages)}
         position, applied = await self._applied(messages, order)
         placed = place_overlay(result.from_message_id, result.to_message_id, position.get, applied)
         if placed is None:
             return None
+        folded = range(order.get(result.from_message_id, 0), order.get(result.to_message_id, -1) + 1)
+        open_calls = {call_id for message_id, call_id in seen.open_calls if order.get(message_id) in folded}
+        if any(open_calls & late_results.lone_results(message) for message in messages):
+            return None
         await settle(self.provider.add_compaction(result.summary, *placed))
         return result.at(*placed)
 
-    async def _applied(
-        self, messages: list[JsonObject], order: dict[str, int]
-    ) -> tuple[dict[str, int], list[Applied]]:
+    async def _applied(self, messages: list[JsonObject], order: dict[str, int]) -> tuple[dict[str, int], list[Applied]]:
         """Where the messages of the path are, hidden ones too if the storage shows them, and the overlays that apply."""
         rows = list(map(_plain, await settle(self.provider.get_compactions())))
         try:
@@ -185,14 +205,20 @@ class BuiltinHistory(History):
         self._session_id = provider.session_id
 
     async def append(self, message: Any, parent_id: str | Latest | None) -> Written:
-        return _written(await self.provider.append_and_estimate(message, parent_id))
+        then = self._cover if late_results.has_tool_parts(message) else None
+        return _written(await self.provider.append_and_estimate(message, parent_id, then=then))
 
     async def append_all(self, messages: Sequence[Any], parent_id: str | Latest | None) -> list[Written]:
-        appended = await self.provider.append_all_and_estimate(messages, parent_id)
+        appended = await self.provider.append_all_and_estimate(messages, parent_id, then=self._cover)
         return [_written(each) for each in appended]
 
     async def upsert(self, message: Any, parent_id: str | Latest | None) -> Written:
-        return _written(await self.provider.upsert_and_estimate(message, parent_id))
+        return _written(await self.provider.upsert_and_estimate(message, parent_id, then=self._cover))
+
+    def _cover(self, connection: sqlite3.Connection, message: JsonObject) -> None:
+        """In the transaction of a new message: what it answers late is summarized with the calls."""
+        if late_results.lone_results(message):
+            late_results.cover_appended(connection, self._session_id, message)
 
     async def update(self, message: Any) -> Written:
         return _written(await self.provider.update_and_estimate(message))
@@ -208,16 +234,19 @@ class BuiltinHistory(History):
         text: bytes = await self.provider.get_history_json(leaf_id)
         return text
 
-    async def snapshot(self) -> tuple[list[JsonObject], bytes]:
+    async def snapshot(self) -> tuple[list[JsonObject], Snapshot]:
         text = await self.get_history_json()
-        return orjson.loads(text), text
+        messages = orjson.loads(text)
+        return messages, Snapshot.of(messages, text)
 
-    async def store_summary(self, result: CompactResult, seen: bytes) -> CompactResult | None:
+    async def store_summary(self, result: CompactResult, seen: Snapshot) -> CompactResult | None:
         session_id = self._session_id
 
         def store(connection: sqlite3.Connection) -> CompactResult | None:
+            if result.usage is not None:  # was spent, whether the summary can be used or not
+                sessions.add_usage(connection, session_id, result.usage)
             leaf = leaves.latest(connection, session_id)
-            if leaf is None or not _is_unchanged(result, seen, visible_json(connection, session_id)):
+            if leaf is None or not seen.still_holds(result, visible_json(connection, session_id)):
                 return None
 
             def position(message_id: str) -> int | None:
@@ -228,10 +257,27 @@ class BuiltinHistory(History):
             placed = place_overlay(result.from_message_id, result.to_message_id, position, applied)
             if placed is None:
                 return None
+            late = self._answers(connection, seen, *placed)
+            if any(paths.is_on_path(connection, seq, leaf.seq) for seq, _ in late):
+                return None  # an answer has come meanwhile
             compactions.add(connection, session_id, result.summary, *placed)
+            late_results.cover(connection, session_id, late)
             return result.at(*placed)
 
         return await self._write(store)
+
+    def _answers(
+        self, connection: sqlite3.Connection, seen: Snapshot, from_id: str, to_id: str
+    ) -> list[tuple[int, JsonObject]]:
+        """Results, on any branch, of calls that are to be folded without one."""
+        first, last = (leaves.seq_of(connection, self._session_id, end) or 0 for end in (from_id, to_id))
+        found: list[tuple[int, JsonObject]] = []
+        for message_id, call_id in seen.open_calls:
+            call = leaves.seq_of(connection, self._session_id, message_id)
+            if call is not None and first <= call <= last:
+                answers = late_results.answers(connection, self._session_id, call_id, call)
+                found += [(seq, message) for seq, message in answers if not first <= seq <= last]
+        return found
 
     async def tool_messages(self, name: str) -> list[JsonObject]:
         return await self._read(lambda connection: containing.on_path(connection, self._session_id, name))
@@ -288,25 +334,6 @@ def _put_note(connection: sqlite3.Connection, key: str, text: str | None) -> Non
         connection.execute("DELETE FROM perdure_state WHERE key = ?", (key,))
     else:
         connection.execute("INSERT OR REPLACE INTO perdure_state (key, value) VALUES (?, ?)", (key, text))
-
-
-def _text(messages: list[JsonObject]) -> bytes:
-    return orjson.dumps(messages, default=str, option=orjson.OPT_NON_STR_KEYS)
-
-
-def _is_unchanged(result: CompactResult, seen: bytes, now: bytes) -> bool:
-    """Whether the messages that were summarized are still those that were seen."""
-    if now.startswith(seen[:-1]):  # nothing but appends since, which is checked without reading the messages
-        return True
-    before, after = _between(result, orjson.loads(seen)), _between(result, orjson.loads(now))
-    return before is None or before == after
-
-
-def _between(result: CompactResult, messages: list[JsonObject]) -> list[JsonObject] | None:
-    """The messages of the range; None if its ends are not both among them."""
-    order = {message["id"]: index for index, message in enumerate(messages)}
-    first, last = order.get(result.from_message_id), order.get(result.to_message_id)
-    return None if first is None or last is None else messages[first : last + 1]
 
 
 def _plain(row: Any) -> JsonObject:
