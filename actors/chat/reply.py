@@ -7,9 +7,11 @@ stands: ``replyTo``, ``status`` (one of `STATUSES`), ``model``, ``usage`` (``inp
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 from actors.session import Session
 from compaction import Usage
@@ -23,6 +25,7 @@ STATUSES = COMPLETE | {"streaming", "error", "interrupted"}
 """Those that are not complete are gone on with when the question comes again."""
 
 INTERRUPTED = "It was interrupted before it answered; whether it has done anything is not known."
+_PLAIN_NAME = re.compile(r"(?!(?:call|result)$)[A-Za-z0-9_-]+")  # `tool-call` and `tool-result` are types of their own
 _FINAL = ("output-available", "output-error", "output-denied")
 
 
@@ -111,13 +114,18 @@ class Reply:
         self._is_changed = True
         self._is_new_step = bool(self._message["parts"])
 
-    def add_call(self, call_id: str, name: str, arguments: Any) -> None:
-        """A call that waits for its answer; stored by the next `save`."""
+    def add_call(self, given_id: str, name: str, arguments: Any) -> str:
+        """A call that waits for its answer; stored by the next `save`. Its id: the given one, unless it was used before."""
         self._end_text()
         self._begin_step()
-        part = {"type": f"tool-{name}", "toolCallId": call_id, "toolName": name}
-        self._message["parts"].append({**part, "input": arguments, "state": "input-available"})
+        parts = self._message["parts"]
+        is_used = not given_id or any(part.get("toolCallId") == given_id for part in parts)
+        call_id = f"call-{uuid4().hex}" if is_used else given_id
+        kind = f"tool-{name}" if _PLAIN_NAME.fullmatch(name) else "dynamic-tool"
+        part = {"type": kind, "toolCallId": call_id, "toolName": name}
+        parts.append({**part, "input": arguments, "state": "input-available"})
         self._is_changed = True
+        return call_id
 
     async def answer(self, call_id: str, outcome: Json) -> None:
         """Store the answer to a call: ``output``, or ``errorText``, and the state that goes with it."""
@@ -183,7 +191,7 @@ class Reply:
 
     async def _answer(self, call_id: str, outcome: Json) -> None:
         parts = self._message["parts"]
-        index = next(i for i, part in enumerate(parts) if part.get("toolCallId") == call_id and not _is_final(part))
+        index = next(number for number, part in enumerate(parts) if part.get("toolCallId") == call_id)
         waiting = parts[index]
         for attempt in (outcome, _TOO_LARGE):
             parts[index] = {**waiting, **attempt}

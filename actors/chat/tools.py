@@ -66,12 +66,10 @@ def tools_of(given: Mapping[str, Any]) -> dict[str, ChatTool]:
     """What an agent's `tools` gave: `Tool` objects and functions, by name."""
     tools: dict[str, ChatTool] = {}
     for name, item in given.items():
-        if isinstance(item, Tool | FunctionTool):
-            tools[name] = item
-        elif callable(item):
-            tools[name] = FunctionTool(name, item)
-        else:
+        if not isinstance(item, Tool | FunctionTool) and not callable(item):
             raise TypeError(f"the tool {name!r} must be a function or a Tool, not {type(item).__name__}")
+        tool = item if isinstance(item, Tool | FunctionTool) else FunctionTool(name, item)
+        tools[tool.name] = tool
     return tools
 
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 from actors.agent import Stream
 from actors.chat.model_messages import model_messages
@@ -109,12 +108,11 @@ class Turn:
                     calls.append(event)
                 else:
                     finished = event
-        asked = [(call.id or f"call-{uuid4().hex}", call.name or "unknown", _input(call.arguments)) for call in calls]
-        for call_id, name, arguments in asked:
-            self._reply.add_call(call_id, name, arguments)
+        asked = [(self._reply.add_call(call.id, name, given), name, given) for call, name, given in map(_asked, calls)]
         if finished is not None:
             self._reply.end_step(finished.usage, finished.reason)
-        await self._reply.save()
+        if asked:  # else the end of the turn stores it
+            await self._reply.save()
         for call_id, name, arguments in asked:
             await self._stream.send({"type": "tool-call", "toolCallId": call_id, "toolName": name, "input": arguments})
         return asked
@@ -159,6 +157,10 @@ class Turn:
 
 def _error(text: str) -> Json:
     return {"state": "output-error", "errorText": text}
+
+
+def _asked(call: ToolCall) -> tuple[ToolCall, str, Any]:
+    return call, call.name or "unknown", _input(call.arguments)
 
 
 def _input(arguments: str) -> Any:

@@ -309,6 +309,29 @@ async def test_what_a_tool_does_wrong_is_told_to_the_model(
         assert message["parts"][-1] == {"type": "text", "text": "Sorry."}
 
 
+async def test_calls_that_share_an_id_or_have_an_odd_name_get_their_own_answers(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    class Odd(Helper):
+        def tools(self) -> Any:
+            return {**super().tools(), "result": self.add}
+
+    twice = [("c", "add", '{"a": 1, "b": 2}'), ("c", "result", '{"a": 3, "b": 4}'), ("", "lookup", '{"query": "x"}')]
+    server.answer(calls=twice)
+    server.answer(calls=[("c", "add", '{"a": 5, "b": 6}'), ("d", "no such tool", "")])
+    server.answer("Done.")
+    async with chatting(tmp_path, server, Odd) as hall:
+        _, message = await ask(hall, "Go", "q1")
+        found = tool_parts(message)
+        assert [part.get("output") for part in found] == [3, 7, "found x", 11, None]
+        assert len({part["toolCallId"] for part in found}) == 5
+        assert [part["type"] for part in found] == [
+            *("tool-add", "dynamic-tool", "tool-lookup", "tool-add", "dynamic-tool")
+        ]
+        told = {m["tool_call_id"]: m["content"] for m in server.requests[2]["messages"] if m["role"] == "tool"}
+        assert [told[part["toolCallId"]] for part in found[:4]] == ["3", "7", "found x", "11"]
+
+
 async def test_the_last_step_is_asked_for_words_and_calls_of_it_are_not_run(
     server: ModelServer, tmp_path: Path
 ) -> None:
@@ -369,8 +392,8 @@ async def test_a_long_answer_is_stored_in_few_groups_and_not_for_each_token(
         seconds = loop.time() - started
         assert len(chunks) == 2_000
         assert message["parts"] == [{"type": "text", "text": "word " * 2_000}]
-        # question, empty reply, end of the answer, end of the turn
-        assert slots(store) - before <= 4 + seconds / reply_module.SAVE_SECONDS
+        # question, empty reply, end
+        assert slots(store) - before <= 3 + seconds / reply_module.SAVE_SECONDS
         assert slots(store) > before
 
 
@@ -481,6 +504,14 @@ async def test_an_answer_that_breaks_off_ends_the_stream_with_one_sentence_and_s
         assert "error" not in message["metadata"]
         assert await history(hall) == [question, message]
         assert server.requests[1]["messages"][1:] == [{"role": "user", "content": "Go"}]
+
+
+async def test_a_model_that_falls_silent_is_given_up(server: ModelServer, tmp_path: Path) -> None:
+    reply = server.answer("Half an ", "answer", pause_before=1)
+    async with chatting(tmp_path, server, model_seconds=0.3) as hall:
+        assert "cannot be reached: no answer within 0.3 s." in await failed(hall, "Go", "q1")
+        await asyncio.wait_for(reply.is_gone.wait(), 5)
+        assert (await history(hall))[1]["parts"] == [{"type": "text", "text": "Half an "}]
 
 
 async def test_a_model_that_refuses_leaves_the_question_and_no_secret_anywhere(
