@@ -8,7 +8,28 @@ from actors.agent import Agent, Connection, Stream, rpc
 from actors.chat.agent import ChatAgent
 from actors.client import Client
 from actors.default_agent import Conversation
-from actors.session import Session, SessionManager
+from actors.session import (
+    ContextBlock,
+    ContextConfig,
+    ContextProvider,
+    SearchProvider,
+    Session,
+    SessionContextOptions,
+    SessionManager,
+    SessionManagerOptions,
+    SessionOptions,
+    SessionPage,
+    SessionProvider,
+    SkillProvider,
+    SqlProvider,
+    Tool,
+    WritableContextProvider,
+    anthropic_tools,
+    is_search_provider,
+    is_skill_provider,
+    is_writable_provider,
+    openai_tools,
+)
 from actors.session_methods import SessionMethods
 
 if TYPE_CHECKING:
@@ -19,12 +40,30 @@ __all__ = [
     "ChatAgent",
     "Client",
     "Connection",
+    "ContextBlock",
+    "ContextConfig",
+    "ContextProvider",
     "Conversation",
+    "SearchProvider",
     "Session",
+    "SessionContextOptions",
     "SessionManager",
+    "SessionManagerOptions",
     "SessionMethods",
+    "SessionOptions",
+    "SessionPage",
+    "SessionProvider",
+    "SkillProvider",
+    "SqlProvider",
     "Stream",
+    "Tool",
+    "WritableContextProvider",
+    "anthropic_tools",
     "connect",
+    "is_search_provider",
+    "is_skill_provider",
+    "is_writable_provider",
+    "openai_tools",
     "rpc",
 ]
 
