@@ -111,6 +111,8 @@ class Turn:
         asked = [(self._reply.add_call(call.id, name, given), name, given) for call, name, given in map(_asked, calls)]
         if finished is not None:
             self._reply.end_step(finished.usage, finished.reason)
+            if finished.usage is not None:
+                await self._session.record_usage(finished.usage)
         if asked:  # else the end of the turn stores it
             await self._reply.save()
         for call_id, name, arguments in asked:

@@ -11,7 +11,7 @@ from actors.errors import NotSupported
 from actors.session import late_results
 from actors.session.providers import settle
 from actors.session.snapshot import Snapshot, as_text
-from compaction import COMPACTION_PREFIX, CompactResult, is_compaction_message
+from compaction import COMPACTION_PREFIX, CompactResult, Usage, is_compaction_message
 from compaction.overlays import Applied, place_overlay, resolve
 from compaction.tool_pairs import places
 from storage import access, compactions, containing, leaves, message_tree, paths, sessions
@@ -195,6 +195,10 @@ class History:
     async def put_note(self, key: str, text: str | None) -> None:
         """Leave a text for a later awakening (None: remove it)."""
 
+    async def record_usage(self, usage: Usage) -> bool:
+        """Add what a call of a model cost to the session's row in the registry; whether there is one."""
+        return False
+
 
 class BuiltinHistory(History):
     """Over `AgentSessionProvider`: every write is one operation of the database and costs the same whatever the history."""
@@ -262,6 +266,7 @@ class BuiltinHistory(History):
                 return None  # an answer has come meanwhile
             compactions.add(connection, session_id, result.summary, *placed)
             late_results.cover(connection, session_id, late)
+            late_results.uncover(connection, session_id)
             return result.at(*placed)
 
         return await self._write(store)
@@ -305,6 +310,12 @@ class BuiltinHistory(History):
 
     async def put_note(self, key: str, text: str | None) -> None:
         await self._write(lambda connection: _put_note(connection, self._note(key), text))
+
+    async def record_usage(self, usage: Usage) -> bool:
+        session_id = self._session_id
+        if await self._read(lambda connection: sessions.get(connection, session_id)) is None:
+            return False
+        return await self._write(lambda connection: sessions.add_usage(connection, session_id, usage))
 
     def _note(self, key: str) -> str:
         return sessions.note_key(self._session_id, key)

@@ -8,7 +8,7 @@ from actors.session.blocks import ContextBlock, ContextConfig
 from actors.session.building import SessionBuilder, block_config
 from actors.session.history import Written
 from actors.session.tools import Tool
-from compaction import CompactResult
+from compaction import CompactResult, Usage
 from storage.errors import InvalidArgument
 from storage.records import LATEST, JsonObject, Latest, SessionMessage
 
@@ -156,6 +156,11 @@ class Session(SessionBuilder):
         """End an automatic compaction that runs; the messages are as if it had not begun."""
         if self._made is not None:
             await self._made.compactor.cancel()
+
+    async def record_usage(self, usage: Usage) -> bool:
+        """Add what a call of a model cost to this session's totals; whether it is registered (`SessionManager`), else nothing is
+        kept. Compactions do so by themselves."""
+        return await self._parts.history.record_usage(usage)
 
     async def hibernate(self) -> None:
         """Before the session is dropped in good order: keep what only memory holds, for `resume` or the next first call."""

@@ -13,15 +13,17 @@ from awake import Hall, awake
 from model_server import ModelServer, Reply, model_server
 from session_support import text
 
-from actors import ChatAgent
+from actors import ChatAgent, Session, SessionManager, rpc
 from actors.agent import agent_info
 from actors.chat import reply as reply_module
 from actors.chat.model_messages import NO_ANSWER, model_messages
 from actors.chat.tools import FunctionTool, ToolFailed
 from actors.conversation.events import Failure, Result
 from actors.session.tools import Tool
+from storage import access, sessions
 from storage.checkpoints import ConversationKey, MemoryStore
 from storage.errors import StoreUnavailable
+from storage.sessions import NewSession
 
 Json = dict[str, Any]
 KEY = "sk-canary-4711"
@@ -161,6 +163,32 @@ async def test_an_answer_is_streamed_and_stored(server: ModelServer, tmp_path: P
         assert question == {"role": "user", "content": "Hello?"}
         assert request["stream_options"] == {"include_usage": True}
         assert server.keys == [f"Bearer {KEY}"]
+
+
+async def test_what_a_registered_session_spends_is_in_its_row(server: ModelServer, tmp_path: Path) -> None:
+    class Registered(Helper):
+        def configure(self) -> Session:
+            self.trips = SessionManager.create(self)
+            return self.trips.get_session("trip")
+
+        @rpc
+        async def register(self) -> None:
+            await access.write(
+                self.database, lambda connection: sessions.create(connection, "trip", NewSession("Paris"))
+            )
+
+        @rpc
+        async def spent(self) -> list[int]:
+            info = await self.trips.get("trip")
+            return [info.input_tokens, info.output_tokens]
+
+    server.answer(calls=[("c1", "add", '{"a": 1, "b": 2}')], usage=(100, 10))
+    server.answer("Three.", usage=(200, 20))
+    async with chatting(tmp_path, server, Registered) as hall:
+        await hall.call("register")
+        _, message = await ask(hall, "1 + 2?")
+        assert message["metadata"]["usage"] == {"inputTokens": 300, "outputTokens": 30}
+        assert await hall.call("spent") == [300, 30]
 
 
 async def test_a_question_without_an_id_gets_one_and_the_next_turn_sees_the_last(
