@@ -71,6 +71,12 @@ class SessionCalls:
     async def get_history_row_stats(self) -> Any:
         return await self._repeatable("getHistoryRowStats")
 
+    async def page_messages(
+        self, limit: int = 100, cursor: str | None = None, *, order: str = "newest", leaf_id: str | None = None
+    ) -> Any:
+        options = {"limit": limit, "cursor": cursor, "order": order, "leafId": leaf_id}
+        return await self._repeatable("pageMessages", options)
+
     async def search(self, query: str, limit: int = 20) -> Any:
         return await self._repeatable("search", query, limit)
 

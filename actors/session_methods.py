@@ -75,6 +75,12 @@ class SessionMethods:
         return await self.session.get_history_row_stats()
 
     @rpc(verb="read", single=True)
+    async def page_messages(
+        self, limit: int = 100, cursor: str | None = None, order: str = "newest", leaf_id: str | None = None
+    ) -> Any:
+        return await self.session.page_messages(limit, cursor, order=order, leaf_id=leaf_id)
+
+    @rpc(verb="read", single=True)
     async def search(self, query: str, limit: int = 20) -> Any:
         return await self.session.search(query, limit=limit)
 
