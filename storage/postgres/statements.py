@@ -11,6 +11,8 @@ from typing import Final, TypeAlias
 
 Value: TypeAlias = str | int | bool | None
 
+LOCK_MILLISECONDS = 5000
+
 _TOKEN: Final = re.compile(
     r"""[eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "[^"]*" | --[^\n]* | /\*.*?\*/ | \$(\w*)\$.*?\$\1\$ | \? | %""",
     re.DOTALL | re.VERBOSE,
@@ -60,9 +62,9 @@ def block(lock: str, statement: str, args: Sequence[Value]) -> str:
 
 
 def definition(lock: str, body: str) -> str:
-    """One statement that runs the statements of `body` under a lock, and waits for no table longer than five seconds."""
+    """One statement that runs the statements of `body` under a lock, and waits for no table longer than `LOCK_MILLISECONDS`."""
     return f"""DO $perdure$ BEGIN
-        PERFORM set_config('lock_timeout', '5000', true);
+        PERFORM set_config('lock_timeout', '{LOCK_MILLISECONDS}', true);
         PERFORM pg_advisory_xact_lock(hashtextextended({_literal(lock)}, 0));
         {body}
     END $perdure$"""

@@ -24,6 +24,7 @@ import pytest
 
 SECONDS = 60
 USER = "perdure"
+SKIPPED = "nothing was tested on a real PostgreSQL"
 
 
 @cache
@@ -92,17 +93,11 @@ _started: list[PostgresServer] = []
 def server() -> PostgresServer:
     """The server of this test run. Skips the test where there can be none."""
     if reason := reason_missing():
-        pytest.skip(f"PostgreSQL: {reason}")
+        pytest.skip(f"{SKIPPED}: {reason}")
     if not _started:
         _started.append(_start())
         atexit.register(_started[0].stop)
     return _started[0]
-
-
-def summary() -> str | None:
-    """What the run has to say loudly at its end."""
-    reason = reason_missing()
-    return reason and f"WARNING: nothing was tested on a real PostgreSQL: {reason}"
 
 
 def _start() -> PostgresServer:
