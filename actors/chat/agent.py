@@ -46,8 +46,8 @@ class ChatAgent(Conversation):
 
     def __init__(self, **facts: Any) -> None:
         super().__init__(**facts)
-        self._turns = asyncio.Lock()
-        self._turn: tuple[str, Turn] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._turns: list[tuple[str, Turn]] = []  # that run or wait, with the ids of their questions
 
     # ---- hooks ------------------------------------------------------------------------------------------------
 
@@ -77,45 +77,38 @@ class ChatAgent(Conversation):
             raise NoModel()
         if not text.strip():
             raise InvalidArgument("The text of a question must not be empty.")
-        own_tools = tools_of(self.tools())
-        async with self._turns:
-            question_id = await self._ask(text, message_id)
-            reply = await Reply.begin(self.session, question_id, model.name)
-            message = reply.message
-            if not reply.is_complete:
-                turn = Turn(
-                    self.session,
-                    reply,
-                    stream,
-                    own_tools=own_tools,
-                    max_steps=self.max_steps,
-                    tool_seconds=self.tool_seconds,
-                )
-                self._turn = (question_id, turn)
-                try:
-                    message = await turn.run(model)
-                finally:
-                    self._turn = None
+        turn = Turn(
+            self.session,
+            stream,
+            own_tools=tools_of(self.tools()),
+            max_steps=self.max_steps,
+            tool_seconds=self.tool_seconds,
+        )
+        entry = (uuid4().hex if message_id is None else message_id, turn)
+        self._turns.append(entry)
+        try:
+            async with self._one_at_a_time:
+                await self._ask(text, entry[0])
+                reply = await Reply.begin(self.session, entry[0], model.name)
+                message = reply.message if reply.is_complete else await turn.run(model, reply)
+        finally:
+            self._turns.remove(entry)
         await stream.end({"message": message})
 
     @rpc
     async def cancel_chat(self, message_id: str | None = None) -> bool:
-        """End the turn that runs (only if it answers this question, when one is given); what it has written stays, and its
-        stream ends with that. Whether there was one."""
-        if self._turn is None:
-            return False
-        question_id, turn = self._turn
-        return message_id in (None, question_id) and turn.cancel()
+        """End the turn of this question, or (none given) all that run or wait. What was written stays, and the stream ends with
+        that. Whether there was one."""
+        found = [turn for question_id, turn in self._turns if message_id in (None, question_id)]
+        return any([turn.cancel() for turn in found])
 
-    async def _ask(self, text: str, message_id: str | None) -> str:
-        """Store the question, unless it is there; its id."""
-        if message_id is None:
-            message_id = uuid4().hex
-        elif message_id.startswith(COMPACTION_PREFIX):
+    async def _ask(self, text: str, message_id: str) -> None:
+        """Store the question, unless it is there."""
+        if message_id.startswith(COMPACTION_PREFIX):
             raise InvalidArgument(f"The id of a question must not begin with {COMPACTION_PREFIX!r}.")
-        else:
-            known = await self.session.get_message(message_id)
-            if known is not None and known["role"] != "user":
-                raise InvalidArgument(f"The message {message_id!r} is no question.")
-        await self.session.append_message({"id": message_id, "role": "user", "parts": [{"type": "text", "text": text}]})
-        return message_id
+        known = await self.session.get_message(message_id)
+        if known is not None and known["role"] != "user":
+            raise InvalidArgument(f"The message {message_id!r} is no question.")
+        if known is None:
+            question = {"id": message_id, "role": "user", "parts": [{"type": "text", "text": text}]}
+            await self.session.append_message(question)

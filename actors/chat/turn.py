@@ -31,7 +31,6 @@ class Turn:
     def __init__(
         self,
         session: Session,
-        reply: Reply,
         stream: Stream,
         *,
         own_tools: Mapping[str, ChatTool],
@@ -39,16 +38,19 @@ class Turn:
         tool_seconds: float,
     ) -> None:
         self._session = session
-        self._reply = reply
         self._stream = stream
         self._own_tools = own_tools
         self._max_steps = max_steps
         self._tool_seconds = tool_seconds
+        self._reply: Reply
         self._work: asyncio.Task[str] | None = None
         self._is_cancelled = False
 
-    async def run(self, model: Model) -> Json:
+    async def run(self, model: Model, reply: Reply) -> Json:
         """The reply as it is stored at the end, or when it was cancelled. Raises what the turn failed with, stored as well."""
+        if self._is_cancelled:
+            return await reply.finish("cancelled", left=CANCELLED)
+        self._reply = reply
         self._work = asyncio.create_task(self._steps(model), name="chat turn")
         try:
             status = await self._work
@@ -63,11 +65,11 @@ class Turn:
         return await self._reply.finish(status, left=TOO_MANY_STEPS)
 
     def cancel(self) -> bool:
-        """End it; what was written so far stays. Whether there was anything to end."""
-        if self._work is None or self._work.done():
+        """End it, also before it has begun; what was written so far stays. Whether there was anything to end."""
+        if self._work is not None and self._work.done():
             return False
         self._is_cancelled = True
-        return self._work.cancel()
+        return self._work is None or self._work.cancel()
 
     async def _fail(self, status: str, error: str | None) -> None:
         try:

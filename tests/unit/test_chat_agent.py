@@ -473,6 +473,27 @@ async def test_a_turn_can_be_cancelled_and_what_was_written_stays(server: ModelS
         assert server.requests[1]["messages"][2] == {"role": "assistant", "content": "Half an "}
 
 
+async def test_a_turn_can_be_cancelled_before_it_has_begun(server: ModelServer, tmp_path: Path) -> None:
+    reply = server.answer("First", pause_before=0)
+    async with chatting(tmp_path, server) as hall:
+        hall.send("one", "chat", "Go", "q1")
+        hall.send("two", "chat", "And?", "q2")
+        hall.send("three", "chat", "And?", "q3")
+        assert await hall.call("cancelChat", "q2") is True
+        reply.go.set()
+        answers = [await hall.answer(call) for call in ("one", "two", "three")]
+        statuses = [json.loads(answer.result)["message"]["metadata"]["status"] for answer in answers]
+        assert statuses == ["done", "cancelled", "done"]
+        assert [message["parts"] for message in await history(hall)][3] == []
+        assert len(server.requests) == 2
+
+        hall.send("four", "chat", "Again", "q4")  # and cancelled at once, in the same breath
+        hall.send("stop", "cancelChat")
+        answer = await hall.answer("four")
+        assert json.loads(answer.result)["message"]["metadata"]["status"] == "cancelled"
+        assert len(server.requests) == 2
+
+
 async def test_a_call_that_runs_when_the_turn_is_cancelled_gets_an_error_for_an_answer(
     server: ModelServer, tmp_path: Path
 ) -> None:
