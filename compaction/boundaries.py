@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from compaction.tool_pairs import Message, Pair, is_call, is_result, pairs, parts, tool_call_id, waiting_and_abandoned
+from compaction.messages import Given, Message, plain
+from compaction.tokens import estimate_message_tokens
+from compaction.tool_pairs import Pair, is_call, is_result, pairs, parts, tool_call_id, waiting_and_abandoned
 from storage.overlays import is_compaction_message
-from storage.tokens import estimate_message_tokens, estimate_one
+from storage.tokens import estimate_one
 
 SUMMARY_SHARE = 5
 MIN_SUMMARY_TOKENS = 100
@@ -14,30 +16,32 @@ TAIL_TOKEN_BUDGET = 20_000
 MIN_TAIL_MESSAGES = 2
 
 
-def compute_summary_budget(messages: Sequence[Message]) -> int:
+def compute_summary_budget(messages: Sequence[Given]) -> int:
     """How many tokens a summary of these messages may take: a fifth of theirs, at least 100."""
     return max(MIN_SUMMARY_TOKENS, estimate_message_tokens(messages) // SUMMARY_SHARE)
 
 
-def align_boundary_forward(messages: Sequence[Message], index: int) -> int:
+def align_boundary_forward(messages: Sequence[Given], index: int) -> int:
     """``index``, or the first index after the results that follow the calls right before it.
 
     A range may begin there: the message before it is not a call whose results the range would take away.
     """
     if not 0 < index < len(messages):
         return index
-    calls = _calls(messages[index - 1])
-    while index < len(messages) and calls & _results(messages[index]):
+    whole = plain(messages)
+    calls = _calls(whole[index - 1])
+    while index < len(whole) and calls & _results(whole[index]):
         index += 1
     return index
 
 
-def align_boundary_backward(messages: Sequence[Message], index: int) -> int:
+def align_boundary_backward(messages: Sequence[Given], index: int) -> int:
     """``index``, or the index of the calls right before it if its message is the first of their results.
 
     A range may end before it: the message after it is not a result whose call the range would take away.
     """
-    while 0 < index < len(messages) and _calls(messages[index - 1]) & _results(messages[index], alone=True):
+    whole = plain(messages)
+    while 0 < index < len(whole) and _calls(whole[index - 1]) & _results(whole[index], alone=True):
         index -= 1
     return index
 
@@ -56,7 +60,7 @@ def _results(message: Message, *, alone: bool = False) -> set[str]:
 
 
 def find_tail_cut_by_tokens(
-    messages: Sequence[Message],
+    messages: Sequence[Given],
     head_end: int,
     tail_token_budget: float = TAIL_TOKEN_BUDGET,
     min_tail_messages: int = MIN_TAIL_MESSAGES,
@@ -66,7 +70,7 @@ def find_tail_cut_by_tokens(
     The tail is the newest messages that fit the budget, but at least one, and at least ``min_tail_messages`` where the
     messages after ``head_end`` are that many. It does not begin with the results of the call right before it.
     """
-    tail = newest_that_fit(map(estimate_one, reversed(messages[head_end:])), tail_token_budget)
+    tail = newest_that_fit(map(estimate_one, reversed(plain(messages[max(0, head_end) :]))), tail_token_budget)
     cut = len(messages) - tail
     if tail < min_tail_messages and len(messages) - min_tail_messages >= head_end:
         cut = len(messages) - min_tail_messages
@@ -122,7 +126,7 @@ def _end(messages: Sequence[Message], bound: list[Pair], start: int, cut: int) -
     """The last end, at most ``cut``, that leaves each result of the tail its call and is not after a summary."""
     cut = _retreat(bound, start, cut)
     while cut > start and is_compaction_message(messages[cut - 1]):
-        cut = _retreat(bound, start, cut - 1)
+        cut -= 1  # a summary is no part of a pair
     return cut
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, Strict, model_serializer
 
 from storage.errors import InvalidArgument
 
@@ -19,9 +19,9 @@ TokenCounter: TypeAlias = Callable[..., float | Awaitable[float]]
 class Usage:
     """What a call of a model cost. Raises InvalidArgument for what cannot be added up: negatives, NaN, infinities."""
 
-    input_tokens: int
-    output_tokens: int
-    cost: float = 0.0
+    input_tokens: Annotated[int, Strict()]
+    output_tokens: Annotated[int, Strict()]
+    cost: Annotated[float, Strict()] = 0.0
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens"):

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from compaction.tool_pairs import Message, has_any_output, is_call, parts, tool_call_id
+from compaction.messages import Given, Message, plain
+from compaction.tool_pairs import has_any_output, is_call, parts, tool_call_id
 from storage.records import timestamp
 
 STUB_RESULT = "[Result from earlier conversation — see context summary above]"  # text of the interface
 
 
-def sanitize_tool_pairs(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def sanitize_tool_pairs(messages: Sequence[Given]) -> list[dict[str, Any]]:
     """`messages` with each result after its call and a result for each call; the given messages are not changed.
 
     Results without a call before them are removed, calls without a result after them get a stub, as a message of its own right
@@ -17,7 +18,7 @@ def sanitize_tool_pairs(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     kept: list[Message] = []
     called: set[str] = set()
-    for message in messages:
+    for message in plain(messages):
         whole = parts(message)
         sound: list[Any] = []
         for part in whole:

@@ -15,9 +15,10 @@ from compaction.boundaries import (
     head_end,
 )
 from compaction.errors import EmptySummary, InvalidSummary, InvalidTokenCount
+from compaction.messages import Given, Message, plain
 from compaction.result import CompactContext, CompactResult, Messages, Summary, is_number
 from compaction.summary_prompt import build_summary_prompt, turn_text
-from compaction.tool_pairs import Message, waiting_and_abandoned
+from compaction.tool_pairs import waiting_and_abandoned
 from storage.errors import InvalidArgument
 from storage.overlays import is_compaction_message
 from storage.records import clean
@@ -63,17 +64,18 @@ def create_compact_function(
     """
     _check_options(summarize, protect_head, tail_token_budget, min_tail_messages, token_counter)
 
-    async def compact(messages: Sequence[Message], context: CompactContext | None = None) -> CompactResult | None:
-        if len(messages) <= protect_head + min_tail_messages:
+    async def compact(messages: Sequence[Given], context: CompactContext | None = None) -> CompactResult | None:
+        history = plain(messages)
+        if len(history) <= protect_head + min_tail_messages:
             return None
-        head = head_end(messages, protect_head)
-        tail = await _tail_length(messages[head:], _counter(token_counter, context), tail_token_budget)
-        folded = foldable(messages, head, len(messages) - max(tail, min_tail_messages))
+        head = head_end(history, protect_head)
+        tail = await _tail_length(history[head:], _counter(token_counter, context), tail_token_budget)
+        folded = foldable(history, head, len(history) - max(tail, min_tail_messages))
         if folded is None:
             return None
         start, end = folded
-        _warn_of_abandoned(messages, start, end)
-        middle = messages[start:end]
+        _warn_of_abandoned(history, start, end)
+        middle = history[start:end]
         turns = [message for message in middle if not is_compaction_message(message)]
         previous = "\n\n".join(turn_text(message) for message in middle if is_compaction_message(message))
         prompt = build_summary_prompt(turns, previous or None, compute_summary_budget(turns))
@@ -108,14 +110,14 @@ def _counter(own: MessageCounter | None, context: CompactContext | None) -> Call
 
 
 async def _tail_length(messages: Sequence[Message], count: Callable[[Message], Any], budget: float) -> int:
-    """How many of the newest messages fit the budget: at least one. No more are counted than are needed to know."""
+    """How many of the newest messages fit the budget, but at least one. No more are counted than are needed to know."""
     length, spent = 0, 0.0
     for message in reversed(messages):
         spent += _number(await _settle(count(message)))
         if length and spent > budget:
             break
         length += 1
-    return max(1, length)
+    return length
 
 
 def _number(count: Any) -> float:

@@ -10,20 +10,27 @@ An output that is marked ``preliminary`` answers nothing: its call is open until
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-Message = Mapping[str, Any]
-Part = Mapping[str, Any]
+from compaction.messages import Message as Message  # for those who speak of tool pairs
+
+Part: TypeAlias = Mapping[str, Any]
 
 WAITING_STATES = frozenset({"input-streaming", "input-available", "approval-requested", "approval-responded"})
 FINAL_STATES = frozenset({"output-available", "output-error", "output-denied", "result"})
 
-ABANDONED_AFTER = 40
-"""A call without a result waits for one until so many later messages have come (messages of results alone do not count).
+APPROVAL_STATES = frozenset({"approval-requested", "approval-responded"})
+APPROVALS = frozenset({"tool-approval-request", "tool-approval-response"})
 
-A user who has been asked for an approval may well go on talking for a while before answering; 40 messages are 20 exchanges, more
-than any of them takes. After that the process that should have answered is taken for dead, so that its call cannot
+ABANDONED_AFTER = 30
+"""A call waits for its result until so many later messages have come (messages of results alone do not count).
+
+The next message after a call is normally its result. Tools that run in the background while the user and the model go on talking
+take some exchanges longer; after 15 of them the process that should have answered is taken for dead, so that its call cannot
 hold up compaction for ever."""
+
+APPROVAL_ABANDONED_AFTER = 100
+"""The same for a call that waits for an approval: a person may go on talking for long before deciding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Place:
     call_id: str
     is_call: bool
     is_result: bool
+    asks_approval: bool = False
 
 
 def tool_call_id(part: Any) -> str | None:
@@ -63,23 +71,24 @@ def tool_name(part: Part) -> str:
 
 def is_call(message: Message, part: Part) -> bool:
     """Whether this part of the message asks for a tool to be run."""
-    if tool_call_id(part) is None or part["type"] == "tool-result":
+    if tool_call_id(part) is None or is_plain_result(part) or part["type"] in APPROVALS:
         return False
     return part["type"] == "tool-call" or message.get("role") == "assistant"
 
 
 def is_result(message: Message, part: Part) -> bool:
     """Whether this part of the message is, or holds, the final answer to a call."""
-    if tool_call_id(part) is None or part.get("preliminary") is True:
-        return False
-    if part["type"] == "tool-result" or part.get("state") in FINAL_STATES:
-        return True
-    return _has_output(part)
+    return tool_call_id(part) is not None and part.get("preliminary") is not True and has_any_output(part)
 
 
 def has_any_output(part: Part) -> bool:
     """Whether a tool part holds an answer, final or not."""
-    return part["type"] == "tool-result" or part.get("state") in FINAL_STATES or _has_output(part)
+    return is_plain_result(part) or part.get("state") in FINAL_STATES or _has_output(part)
+
+
+def is_plain_result(part: Part) -> bool:
+    """Whether a part is of the kinds that are results and nothing else. (A tool may be named "error": then it has a state.)"""
+    return part["type"] == "tool-result" or (part["type"] == "tool-error" and "error" in part and "state" not in part)
 
 
 def _has_output(part: Part) -> bool:
@@ -104,7 +113,8 @@ def places(messages: Sequence[Message]) -> Iterator[Place]:
         for number, part in enumerate(parts(message)):
             call_id = tool_call_id(part)
             if call_id is not None:
-                found = Place(index, number, call_id, is_call(message, part), is_result(message, part))
+                asks = part.get("state") in APPROVAL_STATES
+                found = Place(index, number, call_id, is_call(message, part), is_result(message, part), asks)
                 if found.is_call or found.is_result:
                     yield found
 
@@ -154,17 +164,18 @@ def unanswered(messages: Sequence[Message]) -> list[Place]:
 
 
 def waiting_and_abandoned(messages: Sequence[Message]) -> tuple[list[Place], list[Place]]:
-    """The unanswered calls that wait, and those that have waited for more than `ABANDONED_AFTER` messages."""
+    """The unanswered calls that wait, and those that nobody waits for any more (`ABANDONED_AFTER`)."""
     later = 0
     ages: dict[int, int] = {}
     for index in range(len(messages) - 1, -1, -1):
         ages[index] = later
         later += not is_results_only(messages[index])
-    open_calls = unanswered(messages)
-    return (
-        [place for place in open_calls if ages[place.message] < ABANDONED_AFTER],
-        [place for place in open_calls if ages[place.message] >= ABANDONED_AFTER],
-    )
+    waiting: list[Place] = []
+    abandoned: list[Place] = []
+    for place in unanswered(messages):
+        bound = APPROVAL_ABANDONED_AFTER if place.asks_approval else ABANDONED_AFTER
+        (waiting if ages[place.message] < bound else abandoned).append(place)
+    return waiting, abandoned
 
 
 def is_waiting(messages: Sequence[Message], index: int) -> bool:

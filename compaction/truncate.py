@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compaction.cut import cut
-from compaction.tool_pairs import Message, is_tool_part, parts
+from compaction.messages import Given, Message, plain
+from compaction.tool_pairs import is_tool_part, parts
 from storage.records import javascript_json
 from storage.tokens import utf16_length
 
@@ -26,7 +27,7 @@ NOTE = "Tool output omitted because it was too large to preserve structurally."
 
 
 def truncate_older_messages(
-    messages: Sequence[Message],
+    messages: Sequence[Given],
     keep_recent: int = KEEP_RECENT,
     max_tool_output_chars: int = MAX_TOOL_OUTPUT_CHARS,
     max_text_chars: int = MAX_TEXT_CHARS,
@@ -38,7 +39,7 @@ def truncate_older_messages(
     old = max(0, len(messages) - max(0, keep_recent))
     return [
         _shortened(message, max_tool_output_chars, max_text_chars) if index < old else dict(message)
-        for index, message in enumerate(messages)
+        for index, message in enumerate(plain(messages))
     ]
 
 

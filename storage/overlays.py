@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.records import COMPACTION_PREFIX, JsonObject
+from storage.records import COMPACTION_PREFIX, JsonObject, SessionMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def overlay_message(overlay: Overlay) -> JsonObject:
     }
 
 
-def is_compaction_message(message: Mapping[str, Any]) -> bool:
+def is_compaction_message(message: Mapping[str, Any] | SessionMessage) -> bool:
     """Whether a message stands for an overlay."""
-    identity = message.get("id")
+    identity = message.id if isinstance(message, SessionMessage) else message.get("id")
     return isinstance(identity, str) and identity.startswith(COMPACTION_PREFIX)

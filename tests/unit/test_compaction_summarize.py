@@ -1,0 +1,183 @@
+"""`create_compact_function`: what it asks the summarizer and the counter, and what it makes of their answers."""
+
+import math
+from typing import Any
+
+import pytest
+from histories import Message, overlay, talk, text
+from pydantic import ValidationError
+
+from compaction import (
+    CompactContext,
+    CompactionError,
+    CompactOptions,
+    CompactResult,
+    EmptySummary,
+    InvalidSummary,
+    InvalidTokenCount,
+    Summary,
+    Usage,
+    build_summary_prompt,
+    create_compact_function,
+)
+from storage.errors import InvalidArgument
+from storage.records import SessionMessage
+
+TIGHT: dict[str, Any] = {"protect_head": 1, "tail_token_budget": 0, "min_tail_messages": 1}
+
+
+def says(summary: Any) -> Any:
+    return create_compact_function(summarize=lambda prompt: summary, **TIGHT)
+
+
+async def test_the_summarizer_may_be_async_or_not_and_say_what_it_cost() -> None:
+    async def later(prompt: str) -> str:
+        return "later"
+
+    for summarize, expected in ((later, "later"), (lambda prompt: "now", "now")):
+        result = await create_compact_function(summarize=summarize, **TIGHT)(talk(5))
+        assert result == CompactResult(fromMessageId="m1", toMessageId="m3", summary=expected)
+        assert "usage" not in result.model_dump(by_alias=True)
+    usage = Usage(120, 40, 0.002)
+    result = await says(Summary("known", usage))(talk(5))
+    assert (result.summary, result.usage, result.at("a", "b").usage) == ("known", usage, usage)
+    dumped = result.model_dump(by_alias=True)
+    assert dumped["usage"] == {"input_tokens": 120, "output_tokens": 40, "cost": 0.002}
+    assert CompactResult.model_validate(dumped) == result
+
+
+@pytest.mark.parametrize("blank", ["", " \n\t ", Summary("  ")])
+async def test_an_empty_answer_is_an_error(blank: Any) -> None:
+    with pytest.raises(EmptySummary):
+        await says(blank)(talk(5))
+
+
+@pytest.mark.parametrize("answer", [None, 3, b"text", ["text"], {"text": "t"}, Summary(None)])  # type: ignore[arg-type]
+async def test_an_answer_that_is_no_text_is_an_error(answer: Any) -> None:
+    with pytest.raises(InvalidSummary):
+        await says(answer)(talk(5))
+    assert issubclass(InvalidSummary, CompactionError)
+
+
+async def test_what_the_summarizer_or_the_counter_raises_is_passed_on() -> None:
+    def fail(_: Any) -> Any:
+        raise ConnectionError("model unavailable")
+
+    with pytest.raises(ConnectionError):
+        await create_compact_function(summarize=fail, **TIGHT)(talk(5))
+    with pytest.raises(ConnectionError):
+        await create_compact_function(summarize=str, token_counter=fail, **TIGHT)(talk(5))
+
+
+async def test_a_summary_is_sound_unicode_and_otherwise_as_it_was_written() -> None:
+    assert (await says(" a\ud83d b\ud83d\ude00 ")(talk(5))).summary == " a\ufffd b😀 "
+
+
+async def test_an_earlier_summary_is_handed_on_whole_and_only_what_followed_it_is_retold() -> None:
+    prompts: list[str] = []
+
+    def summarize(prompt: str) -> str:
+        prompts.append(prompt)
+        return "new"
+
+    compact = create_compact_function(summarize=summarize, **TIGHT)
+    for number in range(4):
+        followed = talk(4, f"r{number}-")
+        result = await compact([text("first"), overlay("o", f"## Topic\nsummary {number}"), *followed])
+        assert (result.from_message_id, result.to_message_id) == (f"r{number}-0", f"r{number}-2")
+        assert prompts.pop() == build_summary_prompt(followed[:3], f"## Topic\nsummary {number}", 100)
+
+
+async def test_nothing_to_fold_asks_nobody() -> None:
+    def never(_: Any) -> Any:
+        raise AssertionError("it was asked")
+
+    for messages in ([], talk(1), talk(5), [*talk(3), overlay("1"), *talk(2, "n")]):
+        assert await create_compact_function(summarize=never)(messages) is None
+        assert await create_compact_function(summarize=never, tail_token_budget=0)(messages) is None
+
+
+async def test_the_own_counter_comes_before_the_session_s_and_the_estimate() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def own(messages: list[Message]) -> int:
+        asked.extend(("own", message["id"]) for message in messages)
+        return 10
+
+    async def session(*, messages: list[Message], system_prompt: str, context_blocks: list[Any]) -> float:
+        assert (len(messages), system_prompt, context_blocks) == (1, "", [])
+        asked.append(("session", messages[0]["id"]))
+        return 25.5
+
+    options: Any = {"summarize": lambda _: "s", "protect_head": 1, "tail_token_budget": 30, "min_tail_messages": 1}
+    context = CompactContext(session)
+    assert (await create_compact_function(token_counter=own, **options)(talk(9), context)).to_message_id == "m5"
+    assert asked == [("own", "m8"), ("own", "m7"), ("own", "m6"), ("own", "m5")]
+    asked.clear()
+    assert (await create_compact_function(**options)(talk(9), context)).to_message_id == "m7"
+    assert asked == [("session", "m8"), ("session", "m7")]
+    for counted in (None, CompactContext()):
+        assert (await create_compact_function(**options)(talk(9), counted)).to_message_id == "m5"
+
+
+async def test_a_count_that_is_not_finite_or_negative_is_none_and_one_that_is_no_number_an_error() -> None:
+    def counting(count: Any) -> Any:
+        return create_compact_function(summarize=lambda _: "s", token_counter=lambda _: count, protect_head=0)
+
+    for count in (math.nan, math.inf, -5):
+        assert await counting(count)(talk(9)) is None
+    for count in (None, "12", True):
+        with pytest.raises(InvalidTokenCount):
+            await counting(count)(talk(9))
+
+
+async def test_messages_may_be_models() -> None:
+    result = await says("s")([SessionMessage.model_validate(message) for message in talk(5)])
+    assert (result.from_message_id, result.to_message_id) == ("m1", "m3")
+
+
+async def test_the_history_it_is_given_is_not_changed() -> None:
+    messages = [*talk(3), overlay("1"), *talk(5, "n")]
+    before = [dict(message) for message in messages]
+    await says("s")(messages)
+    assert messages == before
+
+
+def test_options_of_the_wrong_kind_are_refused_at_once() -> None:
+    options: CompactOptions = {"summarize": str, "protect_head": 0, "tail_token_budget": 0.5, "min_tail_messages": 0}
+    create_compact_function(**options)
+    for wrong in (
+        {"summarize": None},
+        {"token_counter": 3},
+        {"protect_head": -1},
+        {"protect_head": 1.5},
+        {"protect_head": True},
+        {"min_tail_messages": -1},
+        {"min_tail_messages": None},
+        {"tail_token_budget": -1},
+        {"tail_token_budget": math.nan},
+        {"tail_token_budget": "9"},
+    ):
+        with pytest.raises(InvalidArgument):
+            create_compact_function(**{"summarize": str, **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "figures", [(-1, 0), (0, -1), (1.5, 0), (True, 0), (0, 0, -0.1), (0, 0, math.nan), (0, 0, math.inf), ("1", 0)]
+)
+def test_usage_that_cannot_be_added_up_is_refused(figures: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        Usage(*figures)
+    with pytest.raises((InvalidArgument, ValidationError)):
+        CompactResult.model_validate(
+            {
+                "fromMessageId": "a",
+                "toMessageId": "b",
+                "summary": "s",
+                "usage": dict(zip(("input_tokens", "output_tokens", "cost"), figures, strict=False)),
+            }
+        )
+
+
+def test_a_first_message_may_be_long() -> None:
+    assert len(build_summary_prompt([text("m", words="word " * 100_000)], None, 100)) > 500_000

@@ -1,0 +1,187 @@
+"""Which parts are calls and results, the boundaries that keep them together, and the repair of histories that have lost some."""
+
+import copy
+from typing import Any
+
+import pytest
+from histories import History, Message, call, histories, result, talk, text
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from compaction import (
+    align_boundary_backward,
+    align_boundary_forward,
+    compute_summary_budget,
+    estimate_message_tokens,
+    find_tail_cut_by_tokens,
+    is_compaction_message,
+    sanitize_tool_pairs,
+)
+from compaction.tool_pairs import is_call, is_result, pairs, tool_call_id, tool_name, unanswered
+from storage.records import SessionMessage
+
+bounded = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+TOOL = {"toolCallId": "k", "toolName": "f"}
+
+
+@pytest.mark.parametrize(
+    ("role", "part", "kinds"),
+    [
+        ("assistant", {"type": "tool-f", "input": {}}, "call"),
+        ("assistant", {"type": "tool-f", "output": None}, "call result"),
+        ("assistant", {"type": "tool-f", "input": {}, "state": "input-available", "output": None}, "call"),
+        ("assistant", {"type": "tool-f", "input": {}, "state": "output-error", "errorText": "e"}, "call result"),
+        ("assistant", {"type": "tool-f", "input": {}, "state": "output-denied"}, "call result"),
+        ("assistant", {"type": "tool-f", "state": "approval-responded", "approval": {"approved": True}}, "call"),
+        ("assistant", {"type": "tool-f", "output": 1, "preliminary": True}, "call"),
+        ("assistant", {"type": "tool-f", "output": 1, "preliminary": False}, "call result"),
+        ("assistant", {"type": "dynamic-tool", "input": {}}, "call"),
+        ("assistant", {"type": "tool-call", "args": {}}, "call"),
+        ("assistant", {"type": "tool-result", "result": 1}, "result"),
+        ("tool", {"type": "tool-result", "output": 1}, "result"),
+        ("tool", {"type": "tool-error", "error": "e"}, "result"),
+        ("assistant", {"type": "tool-error", "input": {}, "state": "input-available"}, "call"),
+        ("tool", {"type": "tool-f", "output": 1}, "result"),
+        ("tool", {"type": "tool-f", "output": 1, "preliminary": True}, ""),
+        ("user", {"type": "tool-f", "input": {}}, ""),
+        ("assistant", {"type": "tool-approval-request", "approvalId": "a"}, ""),
+        ("tool", {"type": "tool-approval-response", "approvalId": "a", "approved": True}, ""),
+        ("assistant", {"type": "text", "text": "t", "output": 1}, ""),
+        ("assistant", {"type": None, "output": 1}, ""),
+    ],
+)
+def test_a_part_is_a_call_a_result_both_or_neither(role: str, part: dict[str, Any], kinds: str) -> None:
+    message = {"id": "m", "role": role, "parts": [{**TOOL, **part}]}
+    found = [name for name, ask in (("call", is_call), ("result", is_result)) if ask(message, message["parts"][0])]
+    assert found == kinds.split()
+
+
+def test_an_id_must_be_a_text_and_a_name_is_found_where_it_is() -> None:
+    for identity in (None, "", 7):
+        assert tool_call_id({"type": "tool-f", "toolCallId": identity}) is None
+    assert tool_call_id("no part") is None
+    names = [
+        {"type": "tool-look_up"},
+        {"type": "tool-x", "toolName": "y"},
+        {"type": "dynamic-tool"},
+        {"type": "tool-result"},
+    ]
+    assert [tool_name(part) for part in names] == ["look_up", "y", "unknown", "unknown"]
+
+
+def test_messages_that_are_odd_do_no_harm() -> None:
+    odd: list[Any] = [
+        {"id": "a"},
+        {"id": "b", "role": "assistant", "parts": None},
+        {"id": "c", "parts": ["text", None]},
+    ]
+    assert (pairs(odd), unanswered(odd)) == ([], [])
+    assert align_boundary_forward(odd, 1) == align_boundary_backward(odd, 1) == 1
+    assert sanitize_tool_pairs(odd) == []
+
+
+@bounded
+@given(histories(), st.integers(-2, 60))
+def test_aligned_boundaries_do_not_part_a_call_from_the_result_right_behind_it(history: History, index: int) -> None:
+    messages = history.messages
+    forward, backward = align_boundary_forward(messages, index), align_boundary_backward(messages, index)
+    assert backward <= index <= forward
+    ids = {message["id"]: place for place, message in enumerate(messages)}
+    for pair in history.pairs:
+        if pair.result is not None and pair.result in ids and ids[pair.result] == ids[pair.call] + 1:
+            assert forward != ids[pair.result]
+            assert backward != ids[pair.result] or pair.stands_alone
+
+
+@bounded
+@given(histories(), st.integers(0, 50), st.integers(0, 400), st.integers(0, 10))
+def test_the_tail_holds_what_fits_and_never_less_than_it_must(
+    history: History, head: int, budget: int, least: int
+) -> None:
+    messages = history.messages
+    cut = find_tail_cut_by_tokens(messages, head, budget, least)
+    assert min(head, len(messages)) <= cut <= len(messages)
+    tail = messages[cut:]
+    assert tail or head >= len(messages)
+    if len(messages) - least >= head:
+        assert len(tail) >= least
+    if cut > head + 1 and budget:
+        assert estimate_message_tokens(messages[cut - 1 :]) > budget or align_boundary_backward(messages, cut) != cut
+
+
+def test_helpers_take_models_too() -> None:
+    plain = [*talk(2), call("c", "k"), result("r", "k"), *talk(2, "n")]
+    models = [SessionMessage.model_validate(message) for message in plain]
+    assert align_boundary_forward(models, 3) == 4
+    assert align_boundary_backward(models, 3) == 2
+    assert find_tail_cut_by_tokens(models, 0, 1, 3) == find_tail_cut_by_tokens(plain, 0, 1, 3) == 2
+    assert compute_summary_budget(models) == 100
+    assert estimate_message_tokens(models) == estimate_message_tokens(plain)
+    assert sanitize_tool_pairs(models) == plain
+    assert is_compaction_message(SessionMessage(id="compaction_1", role="assistant", parts=[]))
+
+
+def test_a_summary_may_take_a_fifth() -> None:
+    words = text("m", words="word " * 1_000)
+    assert compute_summary_budget([words]) == estimate_message_tokens([words]) // 5 == 260
+    assert compute_summary_budget([]) == 100
+
+
+def holds(message: Message) -> list[tuple[str, bool, bool]]:
+    return [
+        (part["toolCallId"], is_call(message, part), is_result(message, part) or bool(part.get("preliminary")))
+        for part in message["parts"]
+        if tool_call_id(part)
+    ]
+
+
+def check_pairs(messages: list[Message]) -> None:
+    called: set[str] = set()
+    answered: set[str] = set()
+    for message in messages:
+        for key, calls, results in holds(message):
+            called |= {key} if calls else set()
+            assert not results or key in called
+            answered |= {key} if results else set()
+    assert called == answered
+
+
+@st.composite
+def torn(draw: st.DrawFn) -> list[Message]:
+    """A history with some of its messages gone, and some of them out of their order."""
+    messages = [message for message in draw(histories()).messages if draw(st.integers(0, 3))]
+    return draw(st.permutations(messages)) if draw(st.integers(0, 4)) == 0 else messages
+
+
+def without_times(messages: list[Message]) -> list[Message]:
+    return [{key: value for key, value in message.items() if key != "createdAt"} for message in messages]
+
+
+@bounded
+@given(torn())
+def test_a_repaired_history_has_each_pair_whole_and_is_repaired_once(messages: list[Message]) -> None:
+    before = copy.deepcopy(messages)
+    repaired = sanitize_tool_pairs(messages)
+    assert messages == before
+    check_pairs(repaired)
+    assert sanitize_tool_pairs(repaired) == repaired
+    kept = [message for message in repaired if not message["id"].startswith("stub-")]
+    whole = [
+        message for message in messages if message["role"] != "tool" and message["parts"][0]["type"] != "tool-result"
+    ]
+    assert [message for message in kept if message["role"] != "tool"] == whole
+
+
+@bounded
+@given(histories())
+def test_a_history_that_lacks_nothing_is_left_as_it_is(history: History) -> None:
+    late = {
+        pair.call for pair in history.pairs if not any(message["id"] == pair.result for message in history.messages)
+    }
+    if not late:
+        assert sanitize_tool_pairs(history.messages) == history.messages
+
+
+def test_a_result_before_its_call_is_none() -> None:
+    repaired = without_times(sanitize_tool_pairs([result("r", "k"), call("c", "k")]))
+    assert [message["id"] for message in repaired] == ["c", "stub-k"]
