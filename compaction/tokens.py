@@ -3,12 +3,11 @@
 from collections.abc import Iterable
 
 from compaction.messages import Given, plain
-from storage import tokens
-from storage.tokens import estimate_string_tokens
+from storage.tokens import estimate_one, estimate_string_tokens
 
 __all__ = ["estimate_message_tokens", "estimate_string_tokens"]
 
 
 def estimate_message_tokens(messages: Iterable[Given]) -> int:
     """The sum over messages: 4 each, and their parts (see `storage.tokens`)."""
-    return tokens.estimate_message_tokens(plain(messages))
+    return sum(map(estimate_one, plain(messages)))
