@@ -1,10 +1,10 @@
 """Pages of the messages of a session without their content: ``id``, ``parentId``, ``role``, ``bytes``, ``tokens``, ``createdAt``.
 
 Three orders. ``newest`` (one path, from its leaf upward) and ``inserted`` (all branches, as they were written): a page costs its
-own rows. ``oldest`` (one path, from its root downward): it costs in addition a step for each place at which the path jumps
-between the page and the leaf. A walk along a path keeps to the leaf with which it began. What is appended or deleted meanwhile
-makes no other row come twice, or not at all; if both the row and the leaf that a cursor tells of are gone, the walk goes on
-above the place where they were.
+own rows. ``oldest`` (one path, from its root downward): so does a page without a branching; one with a branching also costs
+a step for each place at which the path jumps between there and the leaf. A walk along a path keeps to the leaf with which it
+began. What is appended or deleted meanwhile makes no other row come twice, or not at all; if both the row and the leaf that a
+cursor tells of are gone, the walk goes on above the place where they were.
 """
 
 import sqlite3
@@ -68,26 +68,55 @@ def _oldest(
     connection: sqlite3.Connection, session_id: str, limit: int, cursor: str | None, scope: int, leaf_id: str | None
 ) -> tuple[list[Row], tuple[int, ...] | None]:
     if cursor is None:
-        leaf, after = history.leaf_seq(connection, session_id, leaf_id), 0
+        leaf = end = history.leaf_seq(connection, session_id, leaf_id)
         leaf_mark = _mark(connection, leaf)
-        end = leaf
+        place, is_place_there = 0, True
     else:
-        leaf, leaf_mark, after = cursors.decode(cursor, scope, 3)
+        leaf, leaf_mark, place, place_mark = cursors.decode(cursor, scope, 4)
+        is_place_there = _is_there(connection, session_id, place, place_mark)
         end = (
             leaf if _is_there(connection, session_id, leaf, leaf_mark) else _newest_before(connection, session_id, leaf)
         )
-    ranges: deque[Range] = deque(maxlen=limit + 1)  # each has a row at least
-    for first, last in paths.ranges_upward(connection, end):
+    rows: list[Row] = []
+    while is_place_there and len(rows) <= limit and place != end and end is not None:
+        following = _children(connection, session_id, place)
+        if len(following) != 1:  # which way leads to the leaf is seen from there only
+            is_place_there = False
+        else:
+            rows.append(following[0])
+            place = rows[-1][0]
+    if not is_place_there:
+        rows += _below(connection, end, place, limit + 1 - len(rows))
+    if len(rows) <= limit or leaf is None:
+        return rows, None
+    seq, identity, *_ = rows[limit - 1]
+    return rows[:limit], (leaf, leaf_mark, seq, cursors.mark(identity))
+
+
+def _children(connection: sqlite3.Connection, session_id: str, seq: int) -> list[Row]:
+    """The children of a message; with 0, the roots of the session. Not more than three, since only one is of use."""
+    if seq == 0:
+        query = f"""SELECT {_COLUMNS} FROM assistant_messages INDEXED BY am_root
+                    WHERE session_id = ? AND parent IS NULL LIMIT 2"""
+        return connection.execute(query, (session_id,)).fetchall()
+    query = f"SELECT {_COLUMNS} FROM assistant_messages WHERE seq = ?1 + 1 AND parent = ?1"
+    found: list[Row] = connection.execute(query, (seq,)).fetchall()
+    query = f"""SELECT {_COLUMNS} FROM assistant_messages INDEXED BY am_branch
+                WHERE parent = ? AND parent IS NOT seq - 1 LIMIT 2"""
+    return found + connection.execute(query, (seq,)).fetchall()
+
+
+def _below(connection: sqlite3.Connection, leaf: int | None, after: int, count: int) -> list[Row]:
+    """The first rows behind `after` on the path to `leaf`, found from the leaf."""
+    ranges: deque[Range] = deque(maxlen=count)  # each has a row at least
+    for first, last in paths.ranges_upward(connection, leaf):
         if last <= after:
             break
         ranges.append((max(first, after + 1), last))
         if first <= after + 1:
             break
     query = f"SELECT {_COLUMNS} FROM assistant_messages WHERE seq BETWEEN ? AND ? ORDER BY seq"
-    rows = list(islice(_rows(connection, query, reversed(ranges)), limit + 1))
-    if len(rows) <= limit or leaf is None:
-        return rows, None
-    return rows[:limit], (leaf, leaf_mark, rows[limit - 1][0])
+    return list(islice(_rows(connection, query, reversed(ranges)), count))
 
 
 def _inserted(

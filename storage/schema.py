@@ -3,7 +3,8 @@
 The documented tables have further columns, which keep the costs of an append and of the usual reads independent of the history:
 
 ``seq``       the order of insertion, and the message's number in its file; a parent's is smaller than its child's
-``parent``    the parent's ``seq``; almost always ``seq - 1``, so only the other rows are indexed (``am_jump``, ``am_branch``)
+``parent``    the parent's ``seq``; almost always ``seq - 1``, so only the other rows are indexed (``am_jump``, ``am_branch``,
+              ``am_root``)
 ``tok``       the token estimate of this message, ``bytes`` the size of its JSON
 ``path_*``    count, bytes and visible tokens of the path that ends here; authoritative in the newest row of a session only
 ``shared``    NULL as long as the file holds the default session only, then the ``seq`` of the last row before that changed;
@@ -46,6 +47,7 @@ _VERSION_1 = (
     )""",
     "CREATE INDEX am_jump ON assistant_messages (seq, parent) WHERE parent IS NOT seq - 1",
     "CREATE INDEX am_branch ON assistant_messages (parent) WHERE parent IS NOT seq - 1",
+    "CREATE INDEX am_root ON assistant_messages (session_id) WHERE parent IS NULL",
     "CREATE INDEX am_session ON assistant_messages (session_id) WHERE shared IS NOT NULL",
     f"""CREATE TABLE assistant_compactions (
         seq INTEGER PRIMARY KEY,
