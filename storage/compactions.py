@@ -34,6 +34,12 @@ def add(connection: sqlite3.Connection, session_id: str, summary: str, from_id: 
     return record(Overlay(*row))
 
 
+def remove(connection: sqlite3.Connection, session_id: str, overlay: Overlay) -> None:
+    """Remove a stored overlay; what it stood for is visible again, and the newest leaf's estimate follows."""
+    connection.execute("DELETE FROM assistant_compactions WHERE seq = ?", (overlay.order,))
+    recount(connection, session_id)
+
+
 def stored(connection: sqlite3.Connection, session_id: str) -> list[Overlay]:
     """All overlays of a session, oldest first."""
     query = f"SELECT {_COLUMNS} FROM assistant_compactions WHERE session_id = ? ORDER BY seq"

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from compaction.tool_pairs import Message, is_call, is_result, parts, tool_call_id, tool_name, unanswered
-from storage import compactions, containing, leaves, paths
+from storage import compactions, containing, history, leaves, paths
 from storage.errors import InvalidMessage
 from storage.overlays import Applied
 from storage.records import JsonObject, decode
@@ -55,6 +55,10 @@ def as_summary(message: Message, late: Collection[str]) -> str:
             f"it answers {sorted(late)}, which a summary holds as abandoned, together with other calls; "
             "send that answer in a message of its own"
         )
+    return _text_of(message)
+
+
+def _text_of(message: Message) -> str:
     return "\n".join(line for line in map(_line, parts(message)) if line)
 
 
@@ -89,6 +93,22 @@ def cover(connection: sqlite3.Connection, session_id: str, late: Iterable[tuple[
     for seq, message in late:
         with contextlib.suppress(InvalidMessage):  # it answers others too and is there already: it stays as it is
             _cover(connection, session_id, seq, message["id"], message)
+
+
+def uncover(connection: sqlite3.Connection, session_id: str) -> None:
+    """Let late results be seen as they are where their calls are visible again.
+
+    A summary made on one branch takes the place of an older one that starts at the same message also on other branches that
+    hold both of its ends; there it may hide less.
+    """
+    for overlay in compactions.stored(connection, session_id):
+        seq = leaves.seq_of(connection, session_id, overlay.from_id) if overlay.from_id == overlay.to_id else None
+        message = history.message(connection, session_id, overlay.from_id) if seq is not None else None
+        if seq is None or message is None or overlay.summary != _text_of(message):
+            continue
+        applying = compactions.applied(connection, session_id, seq)
+        if not any(_is_folded(connection, seq, call_id, applying) for call_id in lone_results(message)):
+            compactions.remove(connection, session_id, overlay)
 
 
 def _cover(connection: sqlite3.Connection, session_id: str, seq: int, message_id: str, message: Message) -> None:
