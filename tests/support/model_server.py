@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,6 +10,39 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Json = dict[str, Any]
+
+
+def problems(messages: Sequence[Json]) -> list[str]:
+    """What a strict endpoint refuses in the messages of a request."""
+    found = []
+    open_calls: list[str] = []
+    for number, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if role != "tool" and open_calls:
+            found.append(f"{number}: calls without answers: {open_calls}")
+            open_calls = []
+        if role == "tool":
+            if message.get("tool_call_id") not in open_calls:
+                found.append(f"{number}: an answer without its call right before it")
+            else:
+                open_calls.remove(message["tool_call_id"])
+            if not isinstance(content, str):
+                found.append(f"{number}: an answer that is no text")
+        elif role == "assistant" and message.get("tool_calls"):
+            open_calls = [call["id"] for call in message["tool_calls"]]
+            found += [f"{number}: {problem}" for call in message["tool_calls"] for problem in _call_problems(call)]
+            if len(set(open_calls)) < len(open_calls) or not all(open_calls):
+                found.append(f"{number}: call ids that are empty or occur twice")
+        elif role not in ("system", "user", "assistant") or not content:
+            found.append(f"{number}: an unknown role or an empty message")
+    return [*found, *(["calls without answers at the end"] if open_calls else [])]
+
+
+def _call_problems(call: Json) -> list[str]:
+    function = call["function"]
+    is_named = re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", function["name"])
+    is_object = isinstance(json.loads(function["arguments"]), dict)
+    return [*([] if is_named else ["a bad name"]), *([] if is_object else ["arguments that are no object"])]
 
 
 class Cut(Exception):
@@ -52,6 +86,7 @@ class ModelServer:
         self.script: deque[Reply] = deque()
         self.summary: Reply | None = None
         self.requests: list[Json] = []
+        self.refused: list[str] = []
         self.keys: list[str] = []
         self.connections: set[asyncio.Task[Any]] = set()
         self._asked = asyncio.Event()
@@ -94,6 +129,10 @@ class ModelServer:
             reply = self.summary
         else:
             reply = self.script.popleft() if self.script else Reply(["ok"])
+        wrong = problems(request["messages"])
+        if wrong:
+            self.refused += wrong
+            reply = Reply(status=400, error={"message": "; ".join(wrong), "code": "invalid_messages"})
         if reply.silent:
             await reader.read()
             reply.is_gone.set()

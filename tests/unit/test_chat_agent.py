@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 from awake import Hall, awake
-from model_server import ModelServer, Reply, model_server
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_server import ModelServer, Reply, model_server, problems
 from session_support import text
 
 from actors import ChatAgent, Session, SessionManager, rpc
@@ -34,6 +37,7 @@ CHAT = ConversationKey("helper", "alice")
 async def server() -> AsyncIterator[ModelServer]:
     async with model_server() as server:
         yield server
+    assert server.refused == []
 
 
 class Helper(ChatAgent):
@@ -759,6 +763,68 @@ def test_a_result_of_a_message_of_its_own_comes_right_behind_its_call() -> None:
     ]
     assert [message["role"] for message in model_messages(messages)] == ["assistant", "tool", "user"]
     assert model_messages(messages)[1]["content"] == "late"
+
+
+@st.composite
+def tool_part(draw: st.DrawFn) -> Json:
+    """A part of a call or a result, in any state that histories have been seen in, and in some that they have not."""
+    kind = draw(st.sampled_from(["tool-f", "tool-result", "tool-call", "dynamic-tool"]))
+    part: Json = {"type": kind, "toolCallId": draw(st.sampled_from(["a", "b", "c", ""]))}
+    states = [
+        "input-streaming",
+        "input-available",
+        "approval-requested",
+        "output-available",
+        "output-error",
+        "output-denied",
+    ]
+    for name, values in {
+        "toolName": ["f", "", "odd name!", None],
+        "input": [{}, None, "text", [1]],
+        "state": states,
+        "output": ["x", "", None, {"deep": ["\ud800"]}],
+        "result": ["y", None],
+        "errorText": ["no", None],
+        "preliminary": [True, False],
+    }.items():
+        if draw(st.booleans()):
+            part[name] = draw(st.sampled_from(values))
+    return part
+
+
+text_parts = st.sampled_from(
+    [
+        {"type": "text", "text": "hi"},
+        {"type": "text", "text": ""},
+        {"type": "step-start"},
+        {"type": "file"},
+        {"type": "text"},
+    ]
+)
+histories = st.lists(
+    st.builds(
+        lambda role, parts: {"id": "m", "role": role, "parts": parts},
+        st.sampled_from(["user", "assistant", "assistant", "tool", "system", "data"]),
+        st.lists(tool_part() | text_parts, max_size=5),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=2_000 if os.environ.get("PERDURE_LONG") else 120, deadline=None)
+@given(histories)
+def test_a_strict_endpoint_takes_every_history(messages: list[Json]) -> None:  # B29
+    told = model_messages(messages, "Prompt")
+    assert problems(told) == []
+    json.dumps(told)
+
+
+def test_an_id_that_is_used_again_is_another_call() -> None:
+    messages = [assistant(tool("k", output=n, state="output-available"), identity=f"a{n}") for n in (1, 2)]
+    assert [message.get("content") for message in model_messages(messages)] == [None, "1", None, "2"]
+    late = assistant(tool("k", output=2, state="output-available"))  # repeats the call in order to answer it
+    told = model_messages([assistant(tool("k", state="input-available")), late])
+    assert [message.get("content") for message in told] == [None, "2"]
 
 
 def test_orphans_and_calls_without_answers_are_made_sound() -> None:
