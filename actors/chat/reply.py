@@ -127,19 +127,19 @@ class Reply:
         self._is_changed = True
         return call_id
 
-    async def answer(self, call_id: str, outcome: Json) -> None:
-        """Store the answer to a call: ``output``, or ``errorText``, and the state that goes with it."""
+    async def answer(self, call_id: str, outcome: Json) -> Json:
+        """Store the answer to a call: ``output``, or ``errorText``, and the state that goes with it. What was stored: an error
+        if a message cannot hold the answer."""
         async with self._lock:
-            await self._answer(call_id, outcome)
+            return await self._answer(call_id, outcome)
 
     async def answer_alone(self, call_id: str, run: Callable[[], Awaitable[Json]]) -> Json:
-        """Run a tool that may rewrite stored messages, this one too, and store its answer; nothing else is saved meanwhile."""
+        """Run a tool that may rewrite stored messages, this one too, and `answer`; nothing else is saved meanwhile."""
         async with self._lock:
             await self._save()
             outcome = await run()
             self._message = await self._session.get_message(self.id) or self._message
-            await self._answer(call_id, outcome)
-            return outcome
+            return await self._answer(call_id, outcome)
 
     async def finish(self, status: str, *, error: str | None = None, left: str = INTERRUPTED) -> Json:
         """Store the end. Calls without an answer get ``left`` as their error."""
@@ -189,19 +189,19 @@ class Reply:
             self._saving.cancel()
             await asyncio.wait([self._saving])
 
-    async def _answer(self, call_id: str, outcome: Json) -> None:
+    async def _answer(self, call_id: str, outcome: Json) -> Json:
         parts = self._message["parts"]
         index = next(number for number, part in enumerate(parts) if part.get("toolCallId") == call_id)
         waiting = parts[index]
-        for attempt in (outcome, _TOO_LARGE):
-            parts[index] = {**waiting, **attempt}
+        try:
+            parts[index] = {**waiting, **outcome}
             self._is_changed = True
-            try:
-                await self._save()
-                return
-            except LimitExceeded:
-                if attempt is _TOO_LARGE:
-                    raise
+            await self._save()
+            return outcome
+        except LimitExceeded:
+            parts[index] = {**waiting, **_TOO_LARGE}
+            await self._save()
+            return _TOO_LARGE
 
     def _begin_step(self) -> None:
         if self._is_new_step:

@@ -131,11 +131,10 @@ class Turn:
     async def _run(self, call_id: str, name: str, arguments: Any, tools: Mapping[str, ChatTool]) -> None:
         tool = tools.get(name)
         if tool is None:
-            outcome = _error(f"There is no tool {name!r}; there are: {', '.join(tools) or 'none'}.")
-            await self._reply.answer(call_id, outcome)
+            unknown = f"There is no tool {name!r}; there are: {', '.join(tools) or 'none'}."
+            outcome = await self._reply.answer(call_id, _error(unknown))
         elif name in self._own_tools:
-            outcome = await self._outcome(tool, arguments)
-            await self._reply.answer(call_id, outcome)
+            outcome = await self._reply.answer(call_id, await self._outcome(tool, arguments))
         else:
             outcome = await self._reply.answer_alone(call_id, lambda: self._outcome(tool, arguments))
         await self._stream.send({"type": "tool-result", "toolCallId": call_id, "toolName": name, **outcome})

@@ -341,6 +341,23 @@ async def test_what_a_tool_does_wrong_is_told_to_the_model(
         assert message["parts"][-1] == {"type": "text", "text": "Sorry."}
 
 
+async def test_an_answer_of_a_tool_that_a_message_cannot_hold_is_an_error_for_the_model(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    class Wordy(Helper):
+        def tools(self) -> Any:
+            return {"long": lambda: "x" * 5_000}
+
+    server.answer(calls=[("c1", "long", "{}")])
+    server.answer("Sorry.")
+    async with chatting(tmp_path, server, Wordy, max_message_bytes=2_048) as hall:
+        chunks, message = await ask(hall, "Go", "q1")
+        (part,) = tool_parts(message)
+        assert part["errorText"] == "Its answer is larger than what can be stored."
+        assert chunks[1]["errorText"] == part["errorText"]
+        assert (await history(hall))[1] == message
+
+
 async def test_calls_that_share_an_id_or_have_an_odd_name_get_their_own_answers(
     server: ModelServer, tmp_path: Path
 ) -> None:
