@@ -117,6 +117,24 @@ class Probe(SessionMethods, Agent):
         }
 
 
+class Slow(Probe):
+    """Says when it begins to summarize, and ends when it is told to."""
+
+    def configure(self) -> Session:
+        self.may_end = asyncio.Event()
+        return super().configure()
+
+    async def fold(self, messages: list[dict[str, Any]], *_: Any) -> dict[str, str] | None:
+        self.broadcast({"type": "summarizing", "pid": os.getpid()})
+        await self.may_end.wait()
+        return await super().fold(messages)
+
+    @rpc
+    async def end_summary(self) -> None:
+        self.may_end.set()
+        await self.session.settled()
+
+
 class Crashing(SessionMethods, Agent):
     """Ends its process while it is waking, as one that runs out of memory there does."""
 
