@@ -19,6 +19,7 @@ from storage import AgentSessionProvider
 from storage.errors import Fenced
 
 Messages = list[dict[str, Any]]
+PICTURE = "data:image/png;base64," + "iVBORw0KGgo" * 300_000  # 3 MB
 
 
 class Summarizer:
@@ -428,6 +429,42 @@ async def test_the_estimate_counts_the_prompt_so_that_large_blocks_compact_in_ti
         await append(session, "m1")
         assert owner.frames[0]["tokenEstimate"] > 1_300
         assert len(summarizer.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "file", "mediaType": "image/png", "url": PICTURE},
+        {"type": "tool-shot", "toolCallId": "c", "input": {}, "output": PICTURE, "state": "output-available"},
+    ],
+)
+async def test_one_picture_starts_no_compaction(tmp_path: Path, part: dict[str, Any]) -> None:  # B50
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer()
+        session = automatic(owner, summarizer, threshold=20_000)
+        await session.append_message({"id": "m1", "role": "assistant", "parts": [part]})
+        await session.settled()
+        assert summarizer.seen == []
+        assert owner.frames[-1]["tokenEstimate"] < 1_100
+
+
+async def test_nothing_of_what_is_gone_stays_in_the_estimate(tmp_path: Path) -> None:  # B52
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner)
+        provider = AgentSessionProvider(owner)
+        assert await provider.path_tokens() == 0
+        await append(session, "m1", "m2", "m3")
+        await session.append_message(text("b", "on a branch of its own"), "m1")
+        await session.add_compaction("of the other branch", "m2", "m3")
+        for gone, left in ((["b"], ["m1", "summary"]), (["m3"], ["m1", "summary"]), (["m2"], ["m1"]), (["m1"], [])):
+            await session.delete_messages(gone)
+            assert await ids(session) == left
+            assert owner.frames[-1]["tokenEstimate"] == estimate_message_tokens(await session.get_history())
+        await append(session, "m4")
+        await session.add_compaction("s", "m4", "m4")
+        await session.clear_messages()
+        assert owner.frames[-1]["tokenEstimate"] == await provider.path_tokens() == 0
+        assert await session.get_compactions() == []
 
 
 async def test_compacting_renders_the_prompt_again(tmp_path: Path) -> None:

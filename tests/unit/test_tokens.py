@@ -1,9 +1,15 @@
 """The estimate: recorded values are in the conformance vectors; here are images, and that it is a sum."""
 
+import os
 import random
+from contextlib import closing
 
+import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from storage import history, message_tree, schema
 from storage.tokens import IMAGE_TOKENS, MESSAGE_TOKENS, estimate_message_tokens, estimate_one, estimate_string_tokens
 
 PICTURE = "data:image/png;base64," + "iVBORw0KGgo" * 300_000  # 3 MB
@@ -81,3 +87,36 @@ def test_text_made_to_look_like_images_is_counted_in_linear_time():
 def test_odd_parts_are_counted_without_an_error():
     assert estimate_one({"id": "m", "role": "user"}) == 4
     assert estimate_one(message("not an object", {"type": 5, "text": 7}, {"text": [1.0]})) == 4 + 2 + 2
+
+
+PARTS = st.one_of(
+    st.builds(lambda text: {"type": "text", "text": text}, st.text(max_size=60)),
+    st.builds(lambda text: {"type": "reasoning", "text": text}, st.text(max_size=20)),
+    st.builds(
+        lambda given, output: {"type": "tool-look", "toolCallId": "c", "input": given, "output": output},
+        st.dictionaries(
+            st.text(max_size=5), st.integers() | st.floats(allow_nan=False, allow_infinity=False), max_size=3
+        ),
+        st.recursive(st.none() | st.text(max_size=30) | st.booleans(), lambda inner: st.lists(inner, max_size=3)),
+    ),
+    st.just({"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,AAAA"}),
+)
+
+
+@settings(max_examples=2_000 if os.environ.get("PERDURE_LONG") else 150, derandomize=True, deadline=None)
+@given(st.lists(st.lists(PARTS, max_size=4), max_size=5))
+def test_the_estimate_of_a_stored_message_is_that_of_the_given_one(contents):  # D13, D33
+    """What is kept beside a message in storage equals a recount of what is read back."""
+    messages = [{"id": f"m{number}", "role": "user", "parts": parts} for number, parts in enumerate(contents)]
+    with closing(schema.empty()) as connection:
+        for entry in messages:
+            message_tree.append(connection, "", entry)
+        stored = orjson.loads(history.visible_json(connection, ""))
+        assert message_tree.path_tokens(connection, "") == estimate_message_tokens(stored)
+        assert estimate_message_tokens(stored) == sum(map(estimate_one, stored))
+
+
+def test_a_picture_counts_the_same_whatever_its_size():  # D33, B50
+    small = {"type": "file", "mediaType": "image/png", "url": PICTURE[:100]}
+    large = {"type": "file", "mediaType": "image/png", "url": PICTURE}
+    assert estimate_one(message(small)) == estimate_one(message(large)) == MESSAGE_TOKENS + IMAGE_TOKENS
