@@ -15,6 +15,7 @@ from compaction import COMPACTION_PREFIX, CompactResult, Usage, is_compaction_me
 from compaction.overlays import Applied, place_overlay, resolve
 from compaction.tool_pairs import places
 from storage import access, compactions, containing, leaves, message_tree, paths, sessions
+from storage.full_text import whole_limit
 from storage.history import visible_json
 from storage.messages import AgentSessionProvider
 from storage.overlays import Overlay
@@ -117,7 +118,7 @@ class History:
     async def search(self, query: str, limit: int) -> Any:
         if not callable(getattr(self.provider, "search_messages", None)):
             raise NotSupported("This session's storage cannot search its messages.")
-        return await settle(self.provider.search_messages(query, limit))
+        return await settle(self.provider.search_messages(query, whole_limit(limit)))
 
     async def get_raw_history(self, leaf_id: str | None = None) -> list[JsonObject]:
         """The path without overlays. Raises NotSupported where overlays hide messages and the storage offers no way to them."""

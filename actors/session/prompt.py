@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from actors.session.blocks import ContextBlock, ContextBlocks
-from actors.session.providers import settle
+from actors.session.providers import settle, text_of
 from storage.tokens import estimate_string_tokens
 
 BAR = "═" * 46
@@ -73,7 +73,7 @@ class SystemPrompt:
 
     async def _stored(self) -> str | None:
         if self._frozen is None and not self._is_store_read:
-            self._frozen = await settle(self._store.get())
+            self._frozen = text_of(await settle(self._store.get()), "of the cached prompt")
             self._is_store_read = True
         return self._frozen
 

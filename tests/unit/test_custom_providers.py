@@ -185,6 +185,30 @@ async def test_what_cannot_keep_a_prompt_is_refused(tmp_path: Path, store: Any) 
             Session(AgentSessionProvider(owner), prompt_store=store)
 
 
+async def test_a_prompt_store_that_gives_no_text_is_told_so(tmp_path: Path) -> None:
+    store = Note()
+    store.content = 5  # type: ignore[assignment]
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).with_context("memory").with_cached_prompt(store)
+        with pytest.raises(InvalidArgument, match="of the cached prompt gave an int"):
+            await session.freeze_system_prompt()
+        await session.append_message(text("m1"))
+        assert "of the cached prompt" in owner.frames[0]["error"]
+        assert "MEMORY" in await session.refresh_system_prompt()  # which writes the store anew
+
+
+@pytest.mark.parametrize("limit", [-1, float("nan"), "5", None])
+async def test_storage_of_ones_own_is_never_asked_for_an_impossible_number(limit: Any) -> None:  # D30
+    asked: list[Any] = []
+    provider = Remembered()
+    provider.search_messages = lambda query, limit: asked.append((query, limit)) or []  # type: ignore[attr-defined]
+    session = Session.create(provider)
+    with pytest.raises(InvalidArgument):
+        await session.search("x", limit)
+    assert await session.search("x", 2.9) == []  # type: ignore[arg-type]
+    assert asked == [("x", 2)]
+
+
 def without(*names: str) -> Any:
     kept = {name: getattr(Remembered(), name) for name in SESSION_METHODS if name not in names}
     return SimpleNamespace(**kept)
