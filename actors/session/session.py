@@ -205,6 +205,7 @@ class Session(SessionBuilder):
 
     async def remove_context(self, label: str) -> bool:
         """Remove a block; whether there was one. What its provider holds, and the history, stay."""
+        await self._restore_skills()
         self._parts.skills.forget_block(label)
         return self._parts.blocks.remove(label)
 

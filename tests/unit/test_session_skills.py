@@ -224,6 +224,16 @@ async def test_a_block_added_at_run_time_lives_until_the_night_and_its_loads_are
         assert "MORE" not in await hall.call("refreshSystemPrompt")
 
 
+async def test_loads_of_a_removed_block_are_forgotten_also_if_it_is_the_first_thing_done(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        await Session.create(owner).append_message(load_result("m1", "guide"))
+        session = session_of(owner).with_context("others", provider=Library())
+        assert await session.remove_context("skills")
+        assert await session.get_loaded_skill_keys() == set()
+        assert not await session.unload_skill("skills", "guide")
+        assert await outputs(session, "m1") == ["the document"]
+
+
 async def test_unloading_over_storage_of_ones_own_rewrites_the_path(tmp_path: Path) -> None:
     async with opened(tmp_path) as owner:
         store = AgentSessionProvider(owner)
