@@ -209,6 +209,17 @@ def test_a_walk_goes_on_when_all_that_its_cursor_tells_of_is_gone(connection, or
     assert ids == (wanted[::-1] if order == "newest" else wanted)
 
 
+def test_a_number_that_was_given_again_does_not_lead_a_walk_astray(connection):
+    for number in range(10):
+        tree.append(connection, "", text(f"m{number}"))
+    page = message_pages.page(connection, "", 4)
+    assert [row["id"] for row in page["messages"]] == ["m9", "m8", "m7", "m6"]
+    tree.delete(connection, "", ["m9", "m8", "m7", "m6"])
+    tree.append(connection, "", text("other"), "m2")  # in the place of m6
+    ids = [row["id"] for row in message_pages.page(connection, "", 10, page["nextCursor"])["messages"]]
+    assert ids == ["m5", "m4", "m3", "m2", "m1", "m0"]
+
+
 @pytest.mark.parametrize("order", ["newest", "oldest", "inserted"])
 def test_a_walk_ends_when_everything_was_cleared(connection, order):
     for number in range(10):

@@ -363,6 +363,21 @@ async def test_a_compaction_that_runs_when_its_session_is_deleted_leaves_nothing
     assert owner.frames[-1]["phase"] == "idle"
 
 
+async def test_a_session_that_was_deleted_compacts_no_more(owner):
+    runs = []
+    manager = SessionManager.create(owner).on_compaction(runs.append).compact_after(1)
+    info = await manager.create("a")
+    held = manager.get_session(info.id)
+    await manager.append(info.id, text("m1"))
+    await held.settled()
+    assert len(runs) == 1
+    await manager.delete(info.id)
+    await held.append_message(text("m2", "much longer than before, so that another run would be due " * 3))
+    await held.settled()
+    assert len(runs) == 1
+    assert (await rows(owner))["notes"] == 0
+
+
 # ---- what was never created ---------------------------------------------------------------------------------------
 
 
