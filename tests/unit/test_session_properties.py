@@ -282,18 +282,31 @@ class Conversations(RuleBasedStateMachine):
         for words in texts:
             self.append(self.text(words))
 
-    @rule(words=TEXTS, pick=SOME)
+    @rule(words=TEXTS, pick=st.one_of(SOME, SOME, SOME, st.none()))
     @precondition(lambda self: self.model.rows)
-    def branch(self, words: str, pick: int) -> None:
-        self.append(self.text(words), self.some_id(pick), is_latest=False)
-
-    @rule(words=TEXTS)
-    def begin_anew(self, words: str) -> None:
-        self.append(self.text(words), None, is_latest=False)
+    def branch(self, words: str, pick: int | None) -> None:
+        self.append(self.text(words), None if pick is None else self.some_id(pick), is_latest=False)
 
     @rule(count=st.integers(1, 3), answered=st.integers(0, 3), words=TEXTS)
     def call(self, count: int, answered: int, words: str) -> None:
         self.append(self.calls(count, answered, words))
+
+    @rule(count=st.integers(1, 3), apart=st.integers(1, 3), words=TEXTS)
+    def use_a_tool(self, count: int, apart: int, words: str) -> None:
+        """Calls, and at once their results, in up to three messages of their own."""
+        message = self.calls(count, 0, words)
+        self.append(message)
+        waiting = list(calls_of(message))
+        while waiting:
+            self.append(self.results(waiting[:apart]))
+            waiting = waiting[apart:]
+
+    def results(self, call_ids: list[str]) -> JsonObject:
+        parts = [
+            {"type": "tool-look", "toolCallId": call_id, "output": "found it", "state": "output-available"}
+            for call_id in call_ids
+        ]
+        return {"id": f"m{next(self.ids)}", "role": "tool", "parts": parts}
 
     @rule(pick=SOME, leaf=SOME, how_many=st.integers(1, 3), by_update=st.booleans())
     @precondition(lambda self: any(map(self.open_calls, self.model.rows)))
@@ -311,12 +324,7 @@ class Conversations(RuleBasedStateMachine):
             ]
             self.update({**message, "parts": parts})
             return
-        parts = [
-            {"type": "tool-look", "toolCallId": call_id, "output": "found it", "state": "output-available"}
-            for call_id in call_ids
-        ]
-        message = {"id": f"m{next(self.ids)}", "role": "tool", "parts": parts}
-        self.append(message, parent, is_latest=parent == self.model.newest)
+        self.append(self.results(call_ids), parent, is_latest=parent == self.model.newest)
 
     def open_calls(self, leaf: str) -> list[tuple[str, list[str]]]:
         """The calls of a path that have no result on it, by message."""
@@ -383,6 +391,8 @@ class Conversations(RuleBasedStateMachine):
     @precondition(lambda self: self.model.rows)
     def change_while_a_summary_is_written(self, picks: list[int], parent: int | None, words: str) -> None:
         async def work() -> None:
+            shown = [message["id"] for message in await self.session.get_history()]
+            deleted: set[str] = set()
             self.gate, self.begun = asyncio.Event(), asyncio.Event()
             running = asyncio.create_task(self.session.compact())
             await asyncio.wait([running, asyncio.create_task(self.begun.wait())], return_when="FIRST_COMPLETED")
@@ -391,13 +401,20 @@ class Conversations(RuleBasedStateMachine):
                     identity = self.some_id(pick)
                     await self.session.delete_messages([identity])
                     self.model.delete(identity)
+                    deleted.add(identity)
             is_latest = parent is None or not self.model.rows
             below = self.model.newest if is_latest else self.some_id(parent or 0)
             await self._append(self.text(words), below, is_latest=is_latest)
             self.begun.set()
             self.gate.set()
-            await running
+            result = await running
             await self.session.settled()
+            if result is not None:
+                first, last = result.from_message_id, result.to_message_id
+                start = shown.index(first) if first in shown else next(i for i, key in enumerate(shown) if "_" in key)
+                assert not deleted & set(shown[start : shown.index(last) + 1]), (
+                    "a summary of what was deleted meanwhile"
+                )
             self.gate = self.begun = None
 
         self.run(work())
