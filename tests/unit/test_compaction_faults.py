@@ -369,6 +369,80 @@ async def test_compaction_waits_for_the_result_of_the_call_that_crossed_the_thre
         assert ("c" in shown_ids) == ("r" in shown_ids)
 
 
+def folding(**options: Any) -> Any:
+    defaults = {"protect_head": 1, "tail_token_budget": 1, "min_tail_messages": 1}
+    return create_compact_function(summarize=summarize, **{**defaults, **options})
+
+
+async def shown_ids(session: Session) -> list[str]:
+    return ["summary" if is_compaction_message(entry) else entry["id"] for entry in await session.get_history()]
+
+
+async def test_one_orphaned_call_holds_compaction_up_for_a_while_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # B26
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(folding()).compact_after(60)
+        for message in (text("m0"), text("m1"), text("m2"), call("orphan", "c1")):
+            await session.append_message(message)
+        for number in range(ABANDONED_AFTER - 1):
+            await session.append_message(text(f"n{number}"))
+            await session.settled()
+            assert "orphan" in await shown_ids(session)
+        assert "abandoned" not in caplog.text
+        for number in range(10):
+            await session.append_message(text(f"o{number}"))
+            await session.settled()
+        assert "orphan" not in await shown_ids(session)
+        assert len(await shown_ids(session)) < 8
+        assert "folded as abandoned: ['orphan']" in caplog.text
+        assert call("orphan", "c1") in await session.get_raw_history()
+
+
+async def test_a_preliminary_output_leaves_its_call_open(tmp_path: Path) -> None:  # B25
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(folding())
+        open_call = call("c", "c1")
+        open_call["parts"][0] |= {"output": "half", "preliminary": True, "state": "output-available"}
+        for message in (text("m0"), text("m1"), open_call, text("m2"), text("m3")):
+            await session.append_message(message)
+        await session.compact()
+        assert await shown_ids(session) == ["m0", "summary", "c", "m2", "m3"]
+        final = call("c", "c1")
+        final["parts"][0] |= {"output": "whole", "state": "output-available"}
+        await session.update_message(final)
+        await session.compact()
+        assert await shown_ids(session) == ["m0", "summary", "m3"]
+
+
+@pytest.mark.parametrize("tail", range(1, 32))
+async def test_thirty_parallel_results_stay_with_their_call(tmp_path: Path, tail: int) -> None:  # B31
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(folding(min_tail_messages=tail))
+        call_ids = [f"c{number}" for number in range(30)]
+        await session.append_message(text("m0"))
+        await session.append_message(text("m1"))
+        await session.append_message(call("calls", *call_ids))
+        for call_id in call_ids:
+            await session.append_message(result(f"r-{call_id}", call_id))
+        await session.append_message(text("m2"))
+        await session.compact()
+        shown = await shown_ids(session)
+        everything = ["calls", *(f"r-{call_id}" for call_id in call_ids)]
+        assert [entry for entry in shown if entry in everything] == ([] if tail == 1 else everything)
+        assert "summary" in shown
+
+
+async def test_a_fold_of_everything_leaves_the_newest_message(tmp_path: Path) -> None:  # B32
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(folding(protect_head=0, tail_token_budget=0, min_tail_messages=0))
+        for number in range(4):
+            await session.append_message(text(f"m{number}"))
+        for _ in range(2):
+            await session.compact()
+            assert await shown_ids(session) == ["summary", "m3"]
+
+
 # ---- what a summary costs -------------------------------------------------------------------------------------
 
 
