@@ -1,7 +1,5 @@
 """Cutting text at a number of UTF-16 code units without splitting a character."""
 
-_LARGEST_OF_ONE_UNIT = "\uffff"
-
 
 def cut(text: str, units: int) -> str:
     """The longest beginning of ``text`` of at most so many UTF-16 code units; a character that does not fit is left out."""

@@ -35,10 +35,9 @@ APPROVAL_ABANDONED_AFTER = 100
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tool part is, and what it is. A part can be a call and its own result."""
+    """What a tool part is, and the index of its message. A part can be a call and its own result."""
 
     message: int
-    part: int
     call_id: str
     is_call: bool
     is_result: bool
@@ -97,11 +96,6 @@ def _has_output(part: Part) -> bool:
     return "output" in part or "result" in part
 
 
-def parts_of_call(messages: Sequence[Message], call_id: str) -> list[Part]:
-    """Every part that belongs to this call, in order."""
-    return [part for message in messages for part in parts(message) if tool_call_id(part) == call_id]
-
-
 def parts(message: Message) -> list[Part]:
     """The parts of a message that are objects."""
     return [part for part in message.get("parts") or () if isinstance(part, Mapping)]
@@ -110,11 +104,11 @@ def parts(message: Message) -> list[Part]:
 def places(messages: Sequence[Message]) -> Iterator[Place]:
     """All calls and results, in order."""
     for index, message in enumerate(messages):
-        for number, part in enumerate(parts(message)):
+        for part in parts(message):
             call_id = tool_call_id(part)
             if call_id is not None:
                 asks = part.get("state") in APPROVAL_STATES
-                found = Place(index, number, call_id, is_call(message, part), is_result(message, part), asks)
+                found = Place(index, call_id, is_call(message, part), is_result(message, part), asks)
                 if found.is_call or found.is_result:
                     yield found
 
@@ -176,8 +170,3 @@ def waiting_and_abandoned(messages: Sequence[Message]) -> tuple[list[Place], lis
         bound = APPROVAL_ABANDONED_AFTER if place.asks_approval else ABANDONED_AFTER
         (waiting if ages[place.message] < bound else abandoned).append(place)
     return waiting, abandoned
-
-
-def is_waiting(messages: Sequence[Message], index: int) -> bool:
-    """Whether the message at ``index`` holds a call that still waits for its answer or approval."""
-    return any(place.message == index for place in waiting_and_abandoned(messages)[0])

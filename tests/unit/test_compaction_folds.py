@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compaction import CompactResult, create_compact_function, is_compaction_message
 from compaction.tool_pairs import ABANDONED_AFTER, APPROVAL_ABANDONED_AFTER
 
-EXAMPLES = 5_000 if os.environ.get("PERDURE_LONG") else 250
+EXAMPLES = 5_000 if os.environ.get("PERDURE_LONG") else 150
 bounded = settings(
     max_examples=EXAMPLES,
     deadline=None,

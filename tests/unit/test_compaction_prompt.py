@@ -122,7 +122,7 @@ def test_no_cut_splits_a_character_at_any_length() -> None:
             )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(EMOJI), max_size=600), st.integers(0, 600))
 def test_shortened_values_are_sound_beginnings(characters: list[str], units: int) -> None:
     value = "".join(characters)

@@ -20,7 +20,7 @@ from compaction import (
 from compaction.tool_pairs import is_call, is_result, pairs, tool_call_id, tool_name, unanswered
 from storage.records import SessionMessage
 
-bounded = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+bounded = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 TOOL = {"toolCallId": "k", "toolName": "f"}
 
 

@@ -12,7 +12,7 @@ from compaction import truncate_older_messages
 from compaction.truncate import NOTE, truncate_output
 from storage.records import SessionMessage
 
-bounded = settings(max_examples=200, deadline=None, derandomize=True)
+bounded = settings(max_examples=100, deadline=None, derandomize=True)
 LEAST = 60
 """Below this not even the shortest mark has room, and the limit may be passed by the brackets around it."""
 

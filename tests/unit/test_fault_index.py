@@ -1,7 +1,7 @@
 """Where each fault that products of this kind have had is shown to be impossible here: case -> tests.
 
-The cases are those of the areas HIST, IDEM, PAY, SQL, HIB, ACT and SRCH, as far as what they are about exists. Not here yet:
-B55's truncation of older messages, B61's export to models, B88's deletion of a session (with the session manager), B70 and
+The cases are those of the areas HIST, IDEM, CMP, TOOL, PAY, SQL, HIB, ACT and SRCH, as far as what they are about exists. Not
+here yet: B61's export to models, B88's deletion of a session (with the session manager), B70 and
 B82 (schedules), B68 (leases).
 """
 
@@ -23,6 +23,18 @@ CASES = {
     "B11": ("unit/test_session_faults.py", "test_a_result_that_could_not_be_stored_is_stored_once_by_the_retry"),
     "B17": ("unit/test_session_messages.py", "test_a_parent_of_another_session_is_refused"),
     "B22": ("unit/test_session_compaction.py", "test_appends_during_a_run_succeed_and_keep_their_order"),
+    "B25": (
+        "unit/test_compaction_folds.py",
+        "test_a_preliminary_output_leaves_a_call_open_until_the_final_one_has_come",
+    ),
+    "B26": ("unit/test_compaction_folds.py", "test_an_orphaned_call_is_folded_with_a_stub_after_a_bounded_age"),
+    "B28": ("unit/test_compaction_folds.py", "test_the_message_that_crosses_the_threshold_may_be_a_call"),
+    "B29": ("unit/test_compaction_folds.py", "test_a_fold_parts_no_pair_and_hides_no_call_that_waits"),
+    "B31": (
+        "unit/test_compaction_folds.py",
+        "test_thirty_results_of_one_message_stay_with_their_calls_wherever_the_cut_falls",
+    ),
+    "B32": ("unit/test_compaction_folds.py", "test_what_a_model_is_given_after_a_compaction_is_never_empty"),
     "B40": ("unit/test_session_blocks.py", "test_a_write_is_there_after_the_session_is_gone"),
     "B41": ("unit/test_full_text.py", "test_punctuation_is_no_operator"),
     "B43": ("unit/test_full_text.py", "test_an_index_that_is_broken_is_an_error_and_not_an_empty_result"),
@@ -30,7 +42,7 @@ CASES = {
     "B46": ("unit/test_full_text.py", "test_results_tell_when_the_message_was_made"),
     "B47": ("unit/test_full_text.py", "test_nothing_of_a_message_that_is_gone_stays_in_the_index"),
     "B49": ("unit/test_messages.py", "test_a_session_id_is_taken_as_it_is"),
-    "B55": ("unit/test_session_faults.py", "test_a_summary_of_emoji_never_cuts_a_character"),
+    "B55": ("unit/test_compaction_truncate.py", "test_emoji_of_every_length_are_cut_between_characters"),
     "B56": ("unit/test_session_faults.py", "test_one_bad_code_unit_changes_nothing_else"),
     "B58": ("unit/test_full_text.py", "test_what_follows_a_nul_is_found"),
     "B59": ("unit/test_session_faults.py", "test_a_wake_of_a_large_conversation_needs_memory_for_its_window_only"),
