@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "conformance"))
 from vector_agent import conversation_name, scenarios
 from vector_files import Scenario, storage_only
 from vector_runner import run
-from vector_world import World, missing
+from vector_world import World
 
 COUNT = 30
 SCRIPTED = ("compaction", "token_counter", "searchable_history")  # lists of the harness live outside the conversation
@@ -26,9 +26,7 @@ def through_actors() -> list[Scenario]:
     by_area: dict[str, list[Scenario]] = {}
     for scenario in scenarios().values():
         kinds = {(block.get("provider") or {}).get("kind") for block in scenario.setup.get("context", [])}
-        suits = (
-            storage_only(scenario) and missing(scenario) is None and scenario.setup["mode"] in ("session", "manager")
-        )
+        suits = storage_only(scenario) and scenario.setup["mode"] in ("session", "manager")
         if suits and "bucket_skill" not in kinds and not any(name in scenario.setup for name in SCRIPTED):
             by_area.setdefault(scenario.area, []).append(scenario)
     chosen: list[Scenario] = []

@@ -1,13 +1,11 @@
 """`--vectors DIR`, one test per scenario, and the account at the end (FORMAT.md section 2.3)."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from vector_files import DEFAULT_DIRECTORY, load_scenarios, storage_only
 from vector_runner import Outcome
-from vector_world import missing
 
 
 class Account:
@@ -15,7 +13,6 @@ class Account:
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
-        self.not_run: dict[str, Counter[str]] = defaultdict(Counter)
 
     def lines(self) -> list[str]:
         diverged: Counter[str] = Counter()
@@ -32,9 +29,6 @@ class Account:
         lines.append(f"excused:  later steps per tag: {_listed(excused)}")
         lines.append(f"failed:   {len(failed)} scenarios, {sum(len(outcome.failures) for outcome in failed)} steps")
         lines += [f"  {outcome.scenario.area}/{outcome.scenario.name}" for outcome in failed]
-        count = sum(sum(reasons.values()) for reasons in self.not_run.values())
-        lines.append(f"NOT RUN:  {count} scenarios (what they need does not exist yet)")
-        lines += [f"  {area}: {_listed(reasons)}" for area, reasons in sorted(self.not_run.items())]
         return lines
 
 
@@ -58,15 +52,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name = next((name for name in ("scenario", "stored_scenario") if name in metafunc.fixturenames), None)
     if name is None:
         return
-    account = metafunc.config.stash[ACCOUNT]
-    params: list[Any] = []
-    for scenario in load_scenarios(vectors_directory(metafunc.config)):
-        reason = missing(scenario)
-        if reason is None and (name == "scenario" or storage_only(scenario)):
-            params.append(pytest.param(scenario, id=f"{scenario.area}/{scenario.name}"))
-        elif reason is not None and name == "scenario":
-            account.not_run[scenario.area][reason] += 1
-    metafunc.parametrize(name, params)
+    scenarios = load_scenarios(vectors_directory(metafunc.config))
+    chosen = [scenario for scenario in scenarios if name == "scenario" or storage_only(scenario)]
+    metafunc.parametrize(name, [pytest.param(item, id=f"{item.area}/{item.name}") for item in chosen])
 
 
 def vectors_directory(config: pytest.Config) -> Path:
@@ -86,7 +74,7 @@ def is_default_set(pytestconfig: pytest.Config) -> bool:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     account = config.stash[ACCOUNT]
-    if not account.outcomes and not account.not_run:
+    if not account.outcomes:
         return
     terminalreporter.section("conformance")
     for line in account.lines():

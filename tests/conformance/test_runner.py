@@ -8,7 +8,7 @@ import pytest
 from vector_files import Scenario, expand, load_scenarios, storage_only
 from vector_matching import Unbound, match, substitute
 from vector_runner import run
-from vector_world import World, missing
+from vector_world import World
 
 NOW = datetime.now(UTC)
 
@@ -186,11 +186,10 @@ def test_loading_a_skill_by_tool_is_not_storage_only() -> None:
     assert not storage_only(scenario({"op": "call_tool", "args": {"name": "load_context", "input": {}}}))
 
 
-def test_what_does_not_exist_yet_is_not_run() -> None:
-    assert missing(scenario({"op": "get_history"})) is None
-    assert missing(scenario({"op": "fork"}, mode="manager")) == "mode manager"
-    assert missing(scenario({"op": "no_such_operation"})) == "no_such_operation"
-    assert missing(scenario(compaction={"kind": "summarize"})) is None
+@pytest.mark.parametrize("mode", ["session", "manager", "constructor"])
+async def test_an_operation_that_does_not_exist_is_a_failure(tmp_path: Path, mode: str) -> None:
+    unknown = scenario({"op": "no_such_operation", "expect_error": ""}, mode=mode)
+    assert (await run(unknown, World(unknown, tmp_path))).failures
 
 
 @pytest.mark.parametrize("document", ["{}", '{"format": 2, "area": "a", "scenarios": []}'])

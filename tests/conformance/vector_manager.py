@@ -6,8 +6,6 @@ from vector_operations import plain, reduce_schema
 
 from actors.session import SessionManager
 
-MISSING: str | None = None
-
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "create": ("name", "parent_session_id", "model", "source"),
     "get": ("session_id",),

@@ -7,8 +7,6 @@ from psycopg import AsyncConnection
 
 from storage import PostgresContextProvider, PostgresSearchProvider, PostgresSessionProvider
 
-MISSING: str | None = None
-
 
 async def open_owner(directory: Any) -> Any:
     """What sessions of this mode are built over; it has ``close()``. Opened again for the same directory: the same data."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from compaction import create_compact_function, is_compaction_message
 
-MISSING: str | None = None
-
 LONG = 20
 TARGET = re.compile(r"about (\d+) tokens")
 

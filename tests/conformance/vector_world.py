@@ -10,31 +10,13 @@ from typing import Any
 
 import vector_manager
 import vector_postgres
-import vector_summaries
 from vector_files import Scenario
-from vector_operations import SESSION_OPERATIONS, UTILITIES, perform
+from vector_operations import UTILITIES, perform
 from vector_setup import Harness, build_session
 
-import compaction
 from actors.session import Session
 from actors.session.life import SessionsInUse
 from storage.database import Database, open_database
-
-HARNESS_OPERATIONS = {
-    "restart",
-    "sleep",
-    "get_summarizer_calls",
-    "last_summary_prompt_contains",
-    "get_counter_calls",
-    "get_compaction_errors",
-}
-OPERATIONS = {
-    *SESSION_OPERATIONS,
-    *vector_manager.MANAGER_OPERATIONS,
-    *HARNESS_OPERATIONS,
-    *(op for op, (name, _) in UTILITIES.items() if hasattr(compaction, name)),
-}
-NEEDS = {"manager": vector_manager.MISSING, "postgres": vector_postgres.MISSING}
 
 
 class Owner:
@@ -119,14 +101,3 @@ class World:
             await session.settled()
         if self.manager is not None:
             await SessionsInUse(self.owner.database).settled()
-
-
-def missing(scenario: Scenario) -> str | None:
-    """What this scenario needs that does not exist yet, or None: such a scenario is reported as not run."""
-    mode = scenario.setup["mode"]
-    if NEEDS.get(mode):
-        return NEEDS[mode]
-    if scenario.setup.get("compaction", {}).get("kind") == "summarize" and vector_summaries.MISSING:
-        return vector_summaries.MISSING
-    absent = sorted({step["op"] for step in scenario.steps} - OPERATIONS)
-    return absent[0] if absent else None
