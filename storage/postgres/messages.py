@@ -18,7 +18,6 @@ from storage.message_text import message_text
 from storage.message_tree import Parent
 from storage.overlays import Overlay, overlay_message
 from storage.postgres.clients import client_of
-from storage.postgres.errors import PostgresUnavailable
 from storage.postgres.tables import COMPACTIONS, MESSAGES, Tables
 from storage.postgres.texts import escape, iso_time, query_words, required, unescape
 from storage.postgres.trees import Tree, tree_of
@@ -28,7 +27,8 @@ from storage.replication import StorageOptions
 _INDEXED: Final = 150_000
 """So many characters of a message are searched if PostgreSQL cannot index all of them (a tsvector has at most 1 MiB)."""
 
-_ATTEMPTS: Final = 5
+_ATTEMPTS: Final = 3
+"""After so many reads in which messages went, everything is read at once."""
 
 _MILLISECONDS: Final = "CAST(EXTRACT(EPOCH FROM {}.created_at) * 1000 AS bigint)"
 
@@ -129,7 +129,7 @@ _OVERLAYS: Final = f"""SELECT json_agg(json_build_array(
     FROM assistant_compactions AS c WHERE c.session_id = CAST(? AS text)"""
 
 _TREE: Final = f"""SELECT
-    CAST((SELECT json_agg(json_build_array(m.id, m.parent_id, octet_length(m.content)) ORDER BY {{oldest_first}})
+    CAST((SELECT json_agg(json_build_array(m.id, m.parent_id, octet_length(m.content), {{content}}) ORDER BY {{oldest_first}})
           FROM assistant_messages AS m WHERE m.session_id = CAST(? AS text)) AS text) AS messages,
     CAST(({_OVERLAYS}) AS text) AS overlays"""
 
@@ -305,10 +305,12 @@ class PostgresSessionProvider:
     async def _tables(self) -> Tables:
         return await self._client.ready(MESSAGES, COMPACTIONS)
 
-    async def _tree(self) -> Tree:
+    async def _tree(self, content: str = "NULL") -> Tree:
         tables = await self._tables()
         statement = _TREE.format(
-            oldest_first=tables.oldest_first(MESSAGES), oldest_overlay=tables.oldest_first(COMPACTIONS)
+            content=content,
+            oldest_first=tables.oldest_first(MESSAGES),
+            oldest_overlay=tables.oldest_first(COMPACTIONS),
         )
         (row,) = await self._client.read(statement, [self._session, self._session])
         return tree_of(row)
@@ -321,10 +323,9 @@ class PostgresSessionProvider:
             ids = [item for item in chosen if isinstance(item, str)]
             contents = await self._contents(ids, is_most=2 * len(ids) > len(tree.parents))
             if all(identity in contents for identity in ids):
-                return tree, [
-                    overlay_message(item) if isinstance(item, Overlay) else decode(contents[item]) for item in chosen
-                ]
-        raise PostgresUnavailable("the messages of this session are deleted faster than they can be read")
+                return tree, _messages(chosen, contents)
+        tree = await self._tree(content="m.content")
+        return tree, _messages(choose(tree), tree.contents)
 
     async def _contents(self, ids: list[str], *, is_most: bool) -> dict[str, str]:
         if not ids:
@@ -354,6 +355,10 @@ class PostgresSessionProvider:
             if len(text) <= _INDEXED:
                 raise
         return await self._write(statement, args(text[:_INDEXED]))
+
+
+def _messages(chosen: list[str | Overlay], contents: Mapping[str, str]) -> list[JsonObject]:
+    return [overlay_message(item) if isinstance(item, Overlay) else decode(contents[item]) for item in chosen]
 
 
 def substring_conditions(column: str, substrings: list[str]) -> str:

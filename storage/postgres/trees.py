@@ -13,12 +13,13 @@ from storage.postgres.texts import iso_time, unescape
 class Tree:
     """All messages of a session by id, in the order of insertion, and its overlays. Ids are as they are stored.
 
-    The newest message never has a child, so it is the latest leaf.
+    The newest message never has a child, so it is the latest leaf. ``contents``: of those that were asked for.
     """
 
     parents: dict[str, str | None]
     sizes: dict[str, int]
     overlays: list[Overlay]
+    contents: dict[str, str]
 
     def path(self, leaf: str | None = None) -> list[str]:
         """The ids from the root to a message (None: the latest leaf)."""
@@ -58,5 +59,6 @@ def tree_of(row: Any) -> Tree:
         Overlay(order, identity, unescape(summary), from_id, to_id, iso_time(created))
         for order, (identity, summary, from_id, to_id, created) in enumerate(orjson.loads(row["overlays"] or "[]"))
     ]
-    parents = {identity: parent for identity, parent, _ in messages}
-    return Tree(parents, {identity: size for identity, _, size in messages}, overlays)
+    parents = {identity: parent for identity, parent, _, _ in messages}
+    sizes = {identity: size for identity, _, size, _ in messages}
+    return Tree(parents, sizes, overlays, {identity: content for identity, _, _, content in messages if content})

@@ -92,6 +92,19 @@ async def test_sessions_have_their_own_ids(client: Any) -> None:
     assert ids(await first.search_messages("apples")) == ["m"]
 
 
+async def test_a_deletion_leaves_messages_of_the_same_id_in_other_sessions_where_they_are(client: Any) -> None:
+    first, second = PostgresSessionProvider(client, "x"), PostgresSessionProvider(client, "y")
+    for identity in "abcd":
+        await first.append_message(message(identity))
+    for identity, parent in (("b", None), ("d", "b")):
+        await second.append_message(message(identity), parent)
+    await second.add_compaction("sum", "b", "d")
+    await first.delete_messages(["b"])
+    assert ids(await first.get_history()) == ["a", "c", "d"]
+    assert ids(await second.get_raw_history()) == ["b", "d"]
+    assert [row["fromMessageId"] for row in await second.get_compactions()] == ["b"]
+
+
 async def test_an_update_of_an_unknown_message_stores_nothing(client: Any) -> None:
     provider = PostgresSessionProvider(client)
     await provider.append_message(message("a", "apple"))
@@ -317,6 +330,28 @@ async def test_a_read_while_messages_go_shows_a_state_that_was(schema: str) -> N
         await task
         assert all(path == [names[0], *names[-len(path) + 1 :]] for path in seen)
         assert ids(await provider.get_history()) == [names[0], names[-1]]
+
+
+async def test_a_read_ends_however_fast_messages_go(connection: AsyncConnection) -> None:
+    """Between any two statements of the read another message goes."""
+
+    names = [f"m{number}" for number in range(1, 20)]
+
+    class Shrinking(postgres_clients.ExecuteClient):
+        async def execute(self, query: str, args: Any = ()) -> Any:
+            answer = await super().execute(query, args)
+            if "json_agg" in query:
+                await writer.delete_messages([names.pop(0)])
+            return answer
+
+    await connection.set_autocommit(True)
+    writer = PostgresSessionProvider(connection)
+    for number in range(21):
+        await writer.append_message(message(f"m{number}"))
+    client = Shrinking(connection)
+    path = ids(await PostgresSessionProvider(client).get_history())
+    assert path == ["m0", *(f"m{number}" for number in range(22 - len(path), 21))]
+    assert 10 < len(path) < 21
 
 
 async def test_writes_are_part_of_a_transaction_that_the_caller_began(schema: str) -> None:
