@@ -157,6 +157,10 @@ class Compactor:
         self._is_over = True
         await self.cancel()
 
+    def reopen(self) -> None:
+        """It was not deleted after all."""
+        self._is_over = False
+
     async def cancel(self) -> None:
         """End an automatic run now; nothing of it is stored unless that has begun."""
         task = self._task
@@ -175,7 +179,7 @@ class Compactor:
             return
         last = (await self._load_note()).tokens
         has_grown = last is None or report.tokens >= last + GROWTH * (self._threshold or 0)
-        if has_grown and not self.is_running:
+        if has_grown and not self.is_running and not self._is_over:
             self._task = asyncio.create_task(self._run_automatically(), name="session compaction")
             self._task.add_done_callback(self._forget_task)
 

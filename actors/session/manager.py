@@ -232,15 +232,24 @@ class SessionManager:
         session_id = _id(session_id)
         if not session_id:
             raise InvalidArgument("The default session is not one of the manager's; clear it instead.")
-        held = self._sessions.pop(session_id, None)
-        if held is not None:
-            await held.parts.compactor.end()
-        if await self._write(lambda connection: sessions.delete(connection, session_id)):
+        held = self._held(
+            session_id
+        )  # what others write meanwhile goes through this one, which starts nothing any more
+        await held.parts.compactor.end()
+        try:
+            existed = await self._write(lambda connection: sessions.delete(connection, session_id))
+        except BaseException:
+            held.parts.compactor.reopen()
+            raise
+        self._sessions.pop(session_id, None)
+        if existed:
             await self._build(session_id)._parts.compactor.after_write(Written(True, 0))
 
     def get_session(self, session_id: str) -> Session:
         """The `Session` of an id, registered or not; the same object every time."""
-        return self._held(_id(session_id)).session
+        held = self._held(_id(session_id))
+        held.is_given = True
+        return held.session
 
     # ---- messages ---------------------------------------------------------------------------------------------
 
@@ -419,6 +428,7 @@ class _Held:
 
     def __init__(self, session: Session, owner: Any) -> None:
         self.session = session
+        self.is_given = False  # somebody else has it, and must get the same one again
         self._owner = owner
         self._registered: Session | None = None
 
@@ -447,8 +457,9 @@ class _Writing:
         return self._manager._held(self._session_id).registered
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._is_new and isinstance(error, UnknownSession):
-            self._manager._sessions.pop(self._session_id, None)
+        held = self._manager._sessions.get(self._session_id)
+        if self._is_new and isinstance(error, UnknownSession) and held is not None and not held.is_given:
+            del self._manager._sessions[self._session_id]
 
 
 def _id(session_id: Any) -> str:

@@ -1,7 +1,7 @@
 """Where each fault that products of this kind have had is shown to be impossible here: case -> tests.
 
 The cases are those of the areas HIST, IDEM, CMP, TOOL, PAY, SQL, HIB, ACT and SRCH, as far as what they are about exists. Not
-here yet: B61's export to models, B88's deletion of a session (with the session manager), B70 and
+here yet: B61's export to models, B70 and
 B82 (schedules), B68 (leases).
 """
 
@@ -37,11 +37,12 @@ CASES = {
     "B32": ("unit/test_compaction_folds.py", "test_what_a_model_is_given_after_a_compaction_is_never_empty"),
     "B40": ("unit/test_session_blocks.py", "test_a_write_is_there_after_the_session_is_gone"),
     "B41": ("unit/test_full_text.py", "test_punctuation_is_no_operator"),
-    "B43": ("unit/test_full_text.py", "test_an_index_that_is_broken_is_an_error_and_not_an_empty_result"),
+    "B43": ("unit/test_manager_search.py", "test_an_index_that_cannot_be_read_is_told_once_and_counted"),
     "B44": ("unit/test_full_text.py", "test_all_words_must_match_in_any_order"),
     "B46": ("unit/test_full_text.py", "test_results_tell_when_the_message_was_made"),
-    "B47": ("unit/test_full_text.py", "test_nothing_of_a_message_that_is_gone_stays_in_the_index"),
-    "B49": ("unit/test_messages.py", "test_a_session_id_is_taken_as_it_is"),
+    "B47": ("unit/test_manager_sessions.py", "test_nothing_of_a_deleted_session_stays_and_nothing_else_goes"),
+    "B49": ("unit/test_manager_sessions.py", "test_nothing_of_a_deleted_session_stays_and_nothing_else_goes"),
+    "B52": ("unit/test_manager_sessions.py", "test_usage_is_what_was_spent_whatever_becomes_of_the_messages"),
     "B55": ("unit/test_compaction_truncate.py", "test_emoji_of_every_length_are_cut_between_characters"),
     "B56": ("unit/test_session_faults.py", "test_one_bad_code_unit_changes_nothing_else"),
     "B58": ("unit/test_full_text.py", "test_what_follows_a_nul_is_found"),
@@ -79,7 +80,10 @@ CASES = {
     "B83": ("server/test_conversation_faults.py", "test_clients_outlive_the_gateways_process_and_append_exactly_once"),
     "B85": ("unit/test_session_faults.py", "test_readers_backups_and_the_writer_never_lock_each_other_out"),
     "B86": ("unit/test_database.py", "test_many_processes_that_open_one_new_file_at_once_all_succeed"),
-    "B88": ("unit/test_database.py", "test_the_writer_has_every_pragma_that_the_rest_relies_on"),
+    "B88": ("unit/test_manager_sessions.py", "test_deleting_one_session_after_the_other_leaves_empty_tables"),
+    "B89": ("unit/test_manager_forks.py", "test_twenty_forks_of_one_message_within_a_second_are_twenty_sessions"),
+    "B91": ("unit/test_manager_sessions.py", "test_a_session_of_any_name_can_be_deleted"),
+    "B92": ("unit/test_manager_forks.py", "test_branches_share_messages_until_one_is_deleted"),
 }
 
 

@@ -7,6 +7,8 @@ import pytest
 from session_support import Owner, opened, text
 
 from actors import Session, SessionManager
+from actors.session.life import SessionsInUse
+from compaction import CompactResult, Usage
 from storage.errors import InvalidArgument, LimitExceeded, UnknownSession
 
 DOCUMENTED = (
@@ -338,6 +340,72 @@ async def test_a_deletion_is_undone_as_a_whole_when_it_fails(owner, monkeypatch)
         await manager.delete(info.id)
     assert await rows(owner) == before
     assert [found["id"] for found in await manager.search("fig")] == ["m1", "m2"]
+
+
+async def test_a_session_whose_deletion_failed_is_as_it_was(owner, monkeypatch):
+    runs = []
+    manager = SessionManager.create(owner).on_compaction(runs.append).compact_after(1)
+    info = await manager.create("a")
+    session = manager.get_session(info.id)
+
+    def fail(*_):
+        raise OSError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.sessions.clear_notes", fail)
+        with pytest.raises(OSError, match="no"):
+            await manager.delete(info.id)
+    assert manager.get_session(info.id) is session
+    await manager.append(info.id, text("m1"))
+    await session.settled()
+    assert len(runs) == 1
+
+
+async def test_a_refused_write_takes_no_session_away_from_who_has_it(manager):
+    refused = asyncio.create_task(manager.append("early", text("m1")))
+    await asyncio.sleep(0)
+    session = manager.get_session("early")
+    with pytest.raises(UnknownSession):
+        await refused
+    assert manager.get_session("early") is session
+
+
+async def test_appends_at_the_time_of_a_deletion_leave_nothing(owner):
+    for turn in range(20):
+        manager = (
+            SessionManager.create(owner).with_cached_prompt().on_compaction(lambda messages: None).compact_after(1)
+        )
+        info = await manager.create("a")
+        if turn % 2:
+            await manager.append(info.id, text("m0"))
+
+        async def late(number, turns, manager=manager, session_id=info.id):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await manager.append(session_id, text(f"m{number}", "more and more words" * (number + 1)))
+
+        tasks = [asyncio.create_task(late(number, turn * number % 7)) for number in range(6)]
+        for _ in range(turn % 5):
+            await asyncio.sleep(0)
+        await manager.delete(info.id)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await SessionsInUse(owner.database).settled()
+        assert set((await rows(owner)).values()) == {0}
+        assert manager._sessions == {}
+
+
+async def test_what_a_summary_cost_is_in_the_totals_once(owner):  # B35
+    def fold(messages):
+        usage = Usage(100, 20, 0.5)
+        return CompactResult(fromMessageId="m1", toMessageId="m2", summary="s", usage=usage)
+
+    manager = SessionManager.create(owner).on_compaction(fold)
+    info = await manager.create("a")
+    await manager.append_all(info.id, [text("m1"), text("m2"), text("m3")])
+    assert await manager.get_session(info.id).compact() is not None
+    await manager.add_usage(info.id, 1, 1, 0.25)
+    known = await manager.get(info.id)
+    assert (known.input_tokens, known.output_tokens, known.estimated_cost) == (101, 21, 0.75)
 
 
 async def test_a_compaction_that_runs_when_its_session_is_deleted_leaves_nothing(owner):
