@@ -371,6 +371,30 @@ async def test_writes_are_part_of_a_transaction_that_the_caller_began(schema: st
         assert ids(await reader.get_history()) == ["kept"]
 
 
+@pytest.mark.parametrize("kind", ["connection", "pool"])
+async def test_a_write_that_is_cancelled_while_it_waits_stores_nothing_and_the_next_works(
+    kind: str, schema: str
+) -> None:
+    async with (
+        postgres_clients.client(kind, schema) as client,
+        postgres_clients.client("connection", schema) as holder,
+        postgres_clients.client("autocommit", schema) as watcher,
+    ):
+        provider, holding = PostgresSessionProvider(client), PostgresSessionProvider(holder)
+        await provider.append_message(message("a"))
+        async with holder.transaction():
+            await holding.append_message(message("b"))  # has the session's lock until the end of the transaction
+            task = asyncio.create_task(provider.append_message(message("cancelled")))
+            query = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            while not await (await watcher.execute(query)).fetchall():
+                assert not task.done()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await provider.append_message(message("c"))
+        assert ids(await provider.get_history()) == ["a", "b", "c"]
+
+
 async def test_a_read_leaves_no_transaction_open(connection: AsyncConnection) -> None:
     await PostgresSessionProvider(connection).get_history()
     assert connection.info.transaction_status == 0
