@@ -9,7 +9,7 @@ its call:
 * A result that is written into the message of its call changes that message, as any update does, and no summary.
   `Session.get_raw_history` shows it.
 * A message that answers such a call together with calls that are visible is refused: no text can stand for it without
-  taking the other results away from their calls.
+  taking the other results away from their calls. One that is there already, on another branch, stays as it is.
 * While the summary is being written, an answer to a call in its range makes it worthless: it is not stored.
 """
 
