@@ -126,8 +126,8 @@ def test_compacting_again_and_again_while_answers_come_late_parts_no_pair(
         visible[hidden.start : hidden.stop] = [overlay(str(number), f"summary <{number}>")]
     summaries = [message for message in visible if is_compaction_message(message)]
     assert len(summaries) == 1
-    # nothing holds up compaction for ever: what is left is the head, its answers, one summary, the tail and what came since
-    assert len(visible) <= protect_head + 10 + 1 + 4 + every
+    # nothing holds up compaction for ever: of what came last, only the tail is left, what came since, or what is in the head
+    assert sum(message["id"].startswith("later") for message in visible) <= protect_head + 4 + every
 
 
 def folded_ids(messages: list[Message], **options: Any) -> list[str]:
