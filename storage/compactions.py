@@ -165,7 +165,9 @@ def recount(connection: sqlite3.Connection, session_id: str) -> None:
 def release_anchor(connection: sqlite3.Connection, session_id: str, message_id: str, seq: int) -> None:
     """Before a message goes: overlays that begin or end at it move to its neighbour inside, or are dropped.
 
-    An overlay whose other end is not on a path with it never applied and stays as it is.
+    Dropped is one without a message left, and one whose new end would be on branches that it did not apply to: it tells what
+    was said on another, and may hold a call that is answered here. An overlay whose other end is not on a path with it never
+    applied and stays as it is.
     """
     query = f"""SELECT {_COLUMNS} FROM assistant_compactions
                 WHERE session_id = ?1 AND (from_message_id = ?2 OR to_message_id = ?2)"""
@@ -181,7 +183,17 @@ def release_anchor(connection: sqlite3.Connection, session_id: str, message_id: 
             is_range = start is not None and start < seq and paths.is_on_path(connection, start, seq)
             query = "SELECT parent FROM assistant_messages WHERE seq = ?"
             neighbour = connection.execute(query, (seq,)).fetchone()[0] if is_range else None
-            _move(connection, overlay, "to_message_id", neighbour)
+            if neighbour is not None and _has_other_child(connection, neighbour, seq):
+                connection.execute("DELETE FROM assistant_compactions WHERE seq = ?", (overlay.order,))
+            else:
+                _move(connection, overlay, "to_message_id", neighbour)
+
+
+def _has_other_child(connection: sqlite3.Connection, seq: int, child: int) -> bool:
+    query = """SELECT EXISTS (SELECT 1 FROM assistant_messages WHERE seq = ?1 + 1 AND parent = ?1 AND seq != ?2)
+               OR EXISTS (SELECT 1 FROM assistant_messages INDEXED BY am_branch
+                          WHERE parent = ?1 AND parent IS NOT seq - 1 AND seq != ?2)"""
+    return bool(connection.execute(query, (seq, child)).fetchone()[0])
 
 
 def _move(connection: sqlite3.Connection, overlay: Overlay, column: str, neighbour: int | None) -> None:

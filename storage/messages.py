@@ -187,10 +187,19 @@ class AgentSessionProvider:
         """Remove messages; their children take their parents. Unknown ids are ignored."""
         await self.delete_and_estimate(message_ids)
 
-    async def delete_and_estimate(self, message_ids: Iterable[str]) -> Appended:
+    async def delete_and_estimate(self, message_ids: Iterable[str], *, then: Work[None] | None = None) -> Appended:
+        """`delete_messages`, and the estimate after it. `then`: what else to do in its transaction."""
         if not isinstance(message_ids, (str, bytes)) and isinstance(message_ids, Iterable):
             message_ids = list(message_ids)
-        return await self._write(lambda connection: delete(connection, self.session_id, message_ids))
+
+        def work(connection: sqlite3.Connection) -> Appended:
+            deleted = delete(connection, self.session_id, message_ids)
+            if then is None:
+                return deleted
+            then(connection)
+            return Appended(deleted.inserted, path_tokens(connection, self.session_id))
+
+        return await self._write(work)
 
     async def clear_messages(self) -> None:
         """Remove all messages and overlays of the session."""

@@ -229,7 +229,11 @@ class BuiltinHistory(History):
         return _written(await self.provider.update_and_estimate(message))
 
     async def delete(self, message_ids: list[str]) -> Written:
-        return _written(await self.provider.delete_and_estimate(message_ids))
+
+        def uncover(connection: sqlite3.Connection) -> None:
+            late_results.uncover(connection, self._session_id)
+
+        return _written(await self.provider.delete_and_estimate(message_ids, then=uncover))
 
     async def path_tokens(self) -> int:
         tokens: int = await self.provider.path_tokens()

@@ -99,7 +99,7 @@ def uncover(connection: sqlite3.Connection, session_id: str) -> None:
     """Let late results be seen as they are where their calls are visible again.
 
     A summary made on one branch takes the place of an older one that starts at the same message also on other branches that
-    hold both of its ends; there it may hide less.
+    hold both of its ends; there it may hide less. And a deletion may drop a summary.
     """
     for overlay in compactions.stored(connection, session_id):
         seq = leaves.seq_of(connection, session_id, overlay.from_id) if overlay.from_id == overlay.to_id else None

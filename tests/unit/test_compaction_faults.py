@@ -326,6 +326,20 @@ async def test_a_result_that_comes_while_its_call_is_being_folded_makes_the_summ
         assert (await session.get_history())[-1] == result("late", "c1")
 
 
+async def test_a_late_result_is_shown_as_it_is_when_its_call_is_visible_again(tmp_path: Path) -> None:
+    async with abandoned(tmp_path) as (session, _):
+        (overlay,) = await session.get_compactions()
+        await session.append_message(result("late", "c1"))
+        before = (await session.get_raw_history())[-3:]
+        end = overlay["toMessageId"]
+        path = [entry["id"] for entry in await session.get_raw_history()]
+        await session.append_message(text("branch"), path[path.index(end) - 1])
+        await session.delete_messages([end])  # the summary goes: it must not come to the other branch
+        assert await session.get_compactions() == []
+        assert (await session.get_history("late"))[-1] == before[-1] == result("late", "c1")
+        assert "c" in [entry["id"] for entry in await session.get_history("late")]
+
+
 async def test_a_result_on_another_branch_of_a_call_folded_here_is_told_as_text_there(tmp_path: Path) -> None:
     async with opened(tmp_path) as owner:
         session = Session.create(owner).on_compaction(COMPACT)

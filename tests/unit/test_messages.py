@@ -222,6 +222,16 @@ async def test_deleting_an_anchor_moves_it_inside_the_range(provider):
     assert await ids(provider) == ["m1", "m5"]
 
 
+async def test_a_summary_does_not_come_to_another_branch_when_its_end_is_deleted(provider):
+    await fill(provider, "m1", "m2", "a1", "a2")
+    await provider.append_message(message("b1"), "m2")
+    await provider.add_compaction("of a", "m1", "a1")
+    await provider.delete_messages(["a1"])
+    assert await ids(provider, "b1") == ["m1", "m2", "b1"]
+    assert await ids(provider, "a2") == ["m1", "m2", "a2"]
+    assert await provider.get_compactions() == []
+
+
 async def test_the_anchor_follows_the_branch_of_its_range(provider):
     await fill(provider, "m1", "m2", "m3")
     await provider.append_message(message("b1"), "m1")

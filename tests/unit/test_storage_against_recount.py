@@ -72,10 +72,13 @@ class Model:
         for overlay in self.overlays:
             if overlay["from"] == overlay["to"] == message_id:
                 continue
-            kept.append(overlay)
             ids = [row.id for row in self.path(overlay["to"])]
             if self.find(overlay["to"]) is None or overlay["from"] not in ids:
+                kept.append(overlay)
                 continue
+            if overlay["to"] == message_id and any(row.parent == ids[-2] and row.id != message_id for row in self.rows):
+                continue  # its new end would be on other branches
+            kept.append(overlay)
             if overlay["from"] == message_id:
                 overlay["from"] = ids[ids.index(message_id) + 1]
             elif overlay["to"] == message_id:
