@@ -9,6 +9,9 @@ from vector_files import Scenario
 from vector_matching import Bindings, Unbound, is_timestamp, match, substitute
 from vector_world import World
 
+PATIENCE = 0.02
+"""Of a recorded wait, so much is waited: they were there because the reference's clock knows whole seconds only (FORMAT.md 6)."""
+
 MISTAKES = (AssertionError, AttributeError, IndexError, KeyError, NameError, NotImplementedError, TypeError)
 """Errors that no operation may answer with, whatever the vector expects: they say that the program is wrong."""
 
@@ -103,7 +106,7 @@ async def _dispatch(world: World, op: str, args: dict[str, Any], session: str | 
         case "restart":
             return await world.restart()
         case "sleep":
-            return await asyncio.sleep(args["ms"] / 1000)
+            return await asyncio.sleep(args["ms"] / 1000 * PATIENCE)
         case "get_summarizer_calls":
             return _taken(harness.compaction_calls)
         case "last_summary_prompt_contains":
