@@ -109,9 +109,11 @@ def foldable(messages: Sequence[Message], head: int, cut: int) -> tuple[int, int
     waiting = [place.message for place in waiting_and_abandoned(messages)[0]]
     bound = pairs(messages)
     summary = next((index for index in range(head, cut) if is_compaction_message(messages[index])), None)
-    cut = _end(messages, bound, head, min([cut, *(index for index in waiting if index >= head)]))
-    start = _advance(bound, head, cut)
+    last = cut
+    start = _advance(bound, head, _end(messages, bound, head, last))
+    cut = _end(messages, bound, start, _before(waiting, start, last))
     if summary is not None and start > summary:
+        cut = _end(messages, bound, head, _before(waiting, head, last))
         start = _extend(bound, head, cut)
         if not _is_closed(bound, waiting, start, cut):
             start = head
@@ -120,6 +122,11 @@ def foldable(messages: Sequence[Message], head: int, cut: int) -> tuple[int, int
     if all(is_compaction_message(message) for message in messages[start:cut]):
         return None
     return start, cut
+
+
+def _before(waiting: list[int], start: int, cut: int) -> int:
+    """``cut``, or the first call behind ``start`` that waits if it comes before."""
+    return min([cut, *(index for index in waiting if index >= start)])
 
 
 def _end(messages: Sequence[Message], bound: list[Pair], start: int, cut: int) -> int:
