@@ -16,6 +16,7 @@ from actors.session.blocks import ContextConfig
 from actors.session.building import Parts, block_config
 from actors.session.history import Written, history_of
 from actors.session.past import PastSessions, search_tool
+from actors.session.providers import check_prompt_store
 from actors.session.session import Message, Session
 from actors.session.tools import Tool
 from compaction import CompactFunction, TokenCounter, Usage
@@ -86,8 +87,8 @@ class SessionManager:
     methods say what every session has; ``await manager.create("My chat")`` makes a session. A session's documented ``name``
     is its title.
 
-    Writes raise UnknownSession for an id that was never created; reads are then empty, `rename` and `delete` do nothing. The
-    empty id is the database's default session: it is built like the others, is in no list and cannot be deleted.
+    Writes raise UnknownSession for an id that was never created; reads are then empty, `rename` does nothing, `delete` removes
+    what there is. The empty id is the database's default session: built like the others, in no list, and not to be deleted.
     """
 
     create = _Create()
@@ -132,6 +133,8 @@ class SessionManager:
     def with_cached_prompt(self, provider: Any = None) -> Self:
         """Keep the frozen prompt of every session where it survives the object."""
         self._refuse_once_used()
+        if provider is not None:
+            check_prompt_store(provider)
         self._cached_prompt = True if provider is None else provider
         return self
 

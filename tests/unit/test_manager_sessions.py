@@ -492,6 +492,14 @@ async def test_an_id_that_is_no_text_is_refused(manager, bad):
         manager.get_session(bad)
 
 
+async def test_a_provider_that_cannot_be_one_is_refused_where_it_is_given(manager):
+    for configure in (lambda: manager.with_context("memory", provider=7), lambda: manager.with_cached_prompt(7)):
+        with pytest.raises(InvalidArgument, match="provider"):
+            configure()
+    with pytest.raises(InvalidArgument, match="label"):
+        manager.with_searchable_history("")
+
+
 async def test_configuration_comes_before_use(manager):
     manager.get_session("a")
     with pytest.raises(InvalidArgument, match="in use"):
