@@ -1,9 +1,11 @@
 """`create_compact_function`: chooses what to fold, asks the summarizer, and hands back the summary with its range."""
 
+import asyncio
 import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
 from compaction.boundaries import (
@@ -70,21 +72,37 @@ def create_compact_function(
             return None
         head = head_end(history, protect_head)
         tail = await _tail_length(history[head:], _counter(token_counter, context), tail_token_budget)
-        folded = foldable(history, head, len(history) - max(tail, min_tail_messages))
-        if folded is None:
+        end = len(history) - max(tail, min_tail_messages)
+        fold = await asyncio.to_thread(_fold, history, head, end)  # a long history must not hold up the loop
+        if fold is None:
             return None
-        start, end = folded
-        _warn_of_abandoned(history, start, end)
-        middle = history[start:end]
-        turns = [message for message in middle if not is_compaction_message(message)]
-        previous = "\n\n".join(turn_text(message) for message in middle if is_compaction_message(message))
-        prompt = build_summary_prompt(turns, previous or None, compute_summary_budget(turns))
-        summary = _checked(await _settle(summarize(prompt)))
+        summary = _checked(await _settle(summarize(fold.prompt)))
         return CompactResult(
-            fromMessageId=turns[0]["id"], toMessageId=turns[-1]["id"], summary=summary.text, usage=summary.usage
+            fromMessageId=fold.from_id, toMessageId=fold.to_id, summary=summary.text, usage=summary.usage
         )
 
     return compact
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    from_id: str
+    to_id: str
+    prompt: str
+
+
+def _fold(history: Sequence[Message], head: int, end: int) -> _Fold | None:
+    """What can be folded of the messages from `head` to `end`, and the prompt for its summary."""
+    folded = foldable(history, head, end)
+    if folded is None:
+        return None
+    start, end = folded
+    _warn_of_abandoned(history, start, end)
+    middle = history[start:end]
+    turns = [message for message in middle if not is_compaction_message(message)]
+    previous = "\n\n".join(turn_text(message) for message in middle if is_compaction_message(message))
+    prompt = build_summary_prompt(turns, previous or None, compute_summary_budget(turns))
+    return _Fold(turns[0]["id"], turns[-1]["id"], prompt)
 
 
 def _check_options(summarize: Any, head: Any, budget: Any, tail: Any, counter: Any) -> None:
