@@ -5,8 +5,18 @@ from typing import Any
 
 from compaction.cut import cut
 from compaction.messages import Given, Message, plain
-from compaction.tool_pairs import Part, is_call, is_result, parts, tool_call_id, tool_name
-from storage.records import clean, javascript_json
+from compaction.tool_pairs import (
+    Part,
+    answer_of,
+    in_words,
+    input_of,
+    is_call,
+    is_result,
+    parts,
+    tool_call_id,
+    tool_name,
+)
+from storage.records import clean
 
 MAX_TOOL_UNITS = 500
 """UTF-16 code units of a tool's input, and of its output, that reach the summarizer."""
@@ -92,19 +102,12 @@ def _tool_lines(message: Message, part: Part, answered: set[str]) -> list[str]:
     name = tool_name(part)
     lines: list[str] = []
     if is_call(message, part):
-        lines.append(f"[tool call {name}] {shortened(part.get('input', part.get('args', {})))}")
+        lines.append(f"[tool call {name}] {shortened(input_of(part))}")
         if call_id not in answered:
             lines.append(f"[tool result {name}] {NO_RESULT}")
     if is_result(message, part):
-        lines.append(f"[tool result {name}] {shortened(_answer(part))}")
+        lines.append(f"[tool result {name}] {shortened(answer_of(part))}")
     return lines
-
-
-def _answer(part: Part) -> Any:
-    for field in ("output", "result", "errorText", "error"):
-        if part.get(field) is not None:
-            return part[field]
-    return "[denied]" if part.get("state") == "output-denied" else None
 
 
 def _file_lines(part: Part) -> list[str]:
@@ -116,4 +119,4 @@ def _file_lines(part: Part) -> list[str]:
 
 def shortened(value: Any, units: int = MAX_TOOL_UNITS) -> str:
     """A text as it is, anything else as compact JSON; cut, never inside a character."""
-    return cut(value if isinstance(value, str) else javascript_json(value), units)
+    return cut(in_words(value), units)

@@ -6,6 +6,8 @@ tool part of a message that is not the assistant's (role ``tool``), or a ``tool-
 belongs to the nearest call before it.
 
 An output that is marked ``preliminary`` answers nothing: its call is open until a final one has come.
+
+What a call asked for and what an answer says is read here too, by `input_of` and `answer_of`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from compaction.messages import Message as Message  # for those who speak of tool pairs
+from storage.records import javascript_json
 
 Part: TypeAlias = Mapping[str, Any]
 
@@ -31,6 +34,9 @@ hold up compaction for ever."""
 
 APPROVAL_ABANDONED_AFTER = 100
 """The same for a call that waits for an approval: a person may go on talking for long before deciding."""
+
+
+DENIED = "The user did not allow this call."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,32 @@ def _has_output(part: Part) -> bool:
     if part.get("state") in WAITING_STATES:
         return part.get("output") is not None or part.get("result") is not None
     return "output" in part or "result" in part
+
+
+def input_of(part: Part) -> Any:
+    """What a call was given: ``input``, or ``args`` of older parts; an empty object where neither is there."""
+    return next((part[field] for field in ("input", "args") if part.get(field) is not None), {})
+
+
+def answer_of(part: Part) -> str:
+    """What a tool said, in words: a text as it is, anything else as compact JSON, an error and a denial as a sentence.
+
+    Only for parts that hold an answer (`has_any_output`).
+    """
+    state = part.get("state")
+    if state == "output-denied":
+        return DENIED
+    output = next((part[field] for field in ("output", "result") if part.get(field) is not None), None)
+    error = next((part[field] for field in ("errorText", "error") if part.get(field) is not None), None)
+    if state == "output-error" or (output is None and (error is not None or part["type"] == "tool-error")):
+        reason = output if error is None else error
+        return f"Error: {'the tool failed' if reason in (None, '') else in_words(reason)}"
+    return in_words(output)
+
+
+def in_words(value: Any) -> str:
+    """A text as it is, anything else as compact JSON."""
+    return value if isinstance(value, str) else javascript_json(value)
 
 
 def parts(message: Message) -> list[Part]:

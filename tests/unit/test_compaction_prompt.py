@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from compaction import build_summary_prompt
 from compaction.cut import cut
 from compaction.summary_prompt import shortened
+from compaction.tool_pairs import DENIED
 
 EMOJI = ["😀", "👩‍👩‍👧", "é", "東", "a", "🏳️‍🌈", "\x00", '"']
 
@@ -66,7 +67,12 @@ def test_separate_calls_and_results_errors_and_denials_are_told() -> None:
         None,
         100,
     )
-    for line in ("[tool call look] raw", "[tool result look] [1]", "[tool result x] no", "[tool result y] [denied]"):
+    for line in (
+        "[tool call look] raw",
+        "[tool result look] [1]",
+        "[tool result x] Error: no",
+        f"[tool result y] {DENIED}",
+    ):
         assert line in prompt
     assert "abandoned" not in prompt
 

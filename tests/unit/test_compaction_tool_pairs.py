@@ -17,7 +17,18 @@ from compaction import (
     is_compaction_message,
     sanitize_tool_pairs,
 )
-from compaction.tool_pairs import is_call, is_result, pairs, tool_call_id, tool_name, unanswered
+from compaction.tool_pairs import (
+    DENIED,
+    answer_of,
+    has_any_output,
+    input_of,
+    is_call,
+    is_result,
+    pairs,
+    tool_call_id,
+    tool_name,
+    unanswered,
+)
 from storage.records import SessionMessage
 
 bounded = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -54,6 +65,62 @@ def test_a_part_is_a_call_a_result_both_or_neither(role: str, part: dict[str, An
     message = {"id": "m", "role": role, "parts": [{**TOOL, **part}]}
     found = [name for name, ask in (("call", is_call), ("result", is_result)) if ask(message, message["parts"][0])]
     assert found == kinds.split()
+
+
+@pytest.mark.parametrize(
+    ("part", "answer"),
+    [
+        ({"type": "tool-f", "output": "as it is"}, "as it is"),
+        ({"type": "tool-f", "output": "", "state": "output-available"}, ""),
+        ({"type": "tool-f", "output": {"n": [1.0, "é", None]}}, '{"n":[1,"é",null]}'),
+        ({"type": "tool-f", "output": 0}, "0"),
+        ({"type": "tool-f", "output": False, "result": 1}, "false"),
+        ({"type": "tool-f", "output": None, "state": "output-available"}, "null"),
+        ({"type": "tool-f", "output": None, "errorText": None, "state": "output-available"}, "null"),
+        ({"type": "tool-f", "output": None, "result": "r"}, "r"),
+        ({"type": "tool-f", "result": [1], "state": "result"}, "[1]"),
+        ({"type": "dynamic-tool", "output": 1, "preliminary": True, "state": "output-available"}, "1"),
+        ({"type": "tool-f", "output": "o", "errorText": "old", "state": "output-available"}, "o"),
+        ({"type": "tool-f", "errorText": "no", "state": "output-error"}, "Error: no"),
+        ({"type": "tool-f", "output": "o", "errorText": "no", "state": "output-error"}, "Error: no"),
+        ({"type": "tool-f", "output": "o", "state": "output-error"}, "Error: o"),
+        ({"type": "tool-f", "error": {"code": 1}, "state": "output-error"}, 'Error: {"code":1}'),
+        ({"type": "tool-f", "errorText": "", "state": "output-error"}, "Error: the tool failed"),
+        ({"type": "dynamic-tool", "state": "output-error"}, "Error: the tool failed"),
+        ({"type": "tool-f", "state": "output-denied"}, DENIED),
+        ({"type": "tool-f", "output": "o", "state": "output-denied"}, DENIED),
+        ({"type": "tool-result", "output": "o"}, "o"),
+        ({"type": "tool-result", "result": {"a": 1}}, '{"a":1}'),
+        ({"type": "tool-result", "errorText": "no"}, "Error: no"),
+        ({"type": "tool-result"}, "null"),
+        ({"type": "tool-error", "error": "no"}, "Error: no"),
+        ({"type": "tool-error", "error": None}, "Error: the tool failed"),
+        ({"type": "tool-error", "error": ["no"]}, 'Error: ["no"]'),
+        (
+            {"type": "tool-error", "output": "of a tool named error", "state": "output-available"},
+            "of a tool named error",
+        ),
+    ],
+)
+def test_what_a_tool_said_is_read_in_one_way(part: dict[str, Any], answer: str) -> None:
+    assert has_any_output(part)
+    assert answer_of({**TOOL, **part}) == answer
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ({"type": "tool-f", "input": {"q": 1}}, {"q": 1}),
+        ({"type": "tool-call", "args": {"q": 1}}, {"q": 1}),
+        ({"type": "tool-call", "input": None, "args": [1]}, [1]),
+        ({"type": "tool-call", "input": "raw", "args": {}}, "raw"),
+        ({"type": "tool-f", "input": ""}, ""),
+        ({"type": "tool-f", "input": None}, {}),
+        ({"type": "dynamic-tool"}, {}),
+    ],
+)
+def test_what_a_call_was_given_is_read_in_one_way(part: dict[str, Any], expected: Any) -> None:
+    assert input_of({**TOOL, **part}) == expected
 
 
 def test_an_id_must_be_a_text_and_a_name_is_found_where_it_is() -> None:
