@@ -20,6 +20,9 @@ MAX_DEPTH = 128
 is wrapped around a message on its way to a client."""
 
 _STRICT = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
+_MAYBE_ODD_NUMBER = re.compile(rb"\.0[,\]}]|\.0$|\d[eE][-+]?\d|\d{16}")
+"""Where JavaScript may write a number in another way: 1.0, 1e21, 1e-7, 2**53 + 1."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -75,6 +78,14 @@ def clean(text: str) -> str:
 
 def javascript_json(value: Any) -> str:
     """Compact JSON as JavaScript writes it; differs from others only in numbers."""
+    try:
+        text = orjson.dumps(value, option=_STRICT)
+    except TypeError:
+        return _javascript_json(value)
+    return _javascript_json(value) if _MAYBE_ODD_NUMBER.search(text) else text.decode()
+
+
+def _javascript_json(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return "true" if value is True else "false" if value is False else "null"
     if isinstance(value, float):
@@ -86,12 +97,12 @@ def javascript_json(value: Any) -> str:
     if isinstance(value, Mapping):
         return (
             "{"
-            + ",".join(f"{json.dumps(str(k), ensure_ascii=False)}:{javascript_json(v)}" for k, v in value.items())
+            + ",".join(f"{json.dumps(str(k), ensure_ascii=False)}:{_javascript_json(v)}" for k, v in value.items())
             + "}"
         )
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(javascript_json, value)) + "]"
-    return javascript_json(_plain(value))
+        return "[" + ",".join(map(_javascript_json, value)) + "]"
+    return _javascript_json(_plain(value))
 
 
 def _javascript_number(value: float) -> str:

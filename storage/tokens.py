@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import orjson
-
 from storage.json_text import javascript_json
 
 MESSAGE_TOKENS = 4
@@ -26,7 +24,6 @@ _ODD_SPACE = re.compile("[\x1c-\x1f\x85\ufeff]")  # where Python's str.split() a
 _WORD = re.compile("[^\t\n\v\f\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff]+")
 _LONG_BASE64 = re.compile(rf";base64,[A-Za-z0-9+/=_-]{{{_LONG},}}")
 _MEDIA_TYPE_LENGTH = 1_000  # of a data URL, before its base64
-_MAYBE_FLOAT = re.compile(rb"\.0[,\]}]|\.0$|\d[eE][-+]?\d")
 
 
 def estimate_string_tokens(text: str) -> int:
@@ -88,11 +85,11 @@ def _value_tokens(value: Any) -> int:
         return 0
     if isinstance(value, str):
         return _text_tokens(value)
-    text = _json(value)
+    text = javascript_json(value)
     if len(text) <= _LONG:
         return estimate_string_tokens(text)
     kept, images = _without_image_data(value)
-    return _text_tokens(_json(kept) if images else text) + images * IMAGE_TOKENS
+    return _text_tokens(javascript_json(kept) if images else text) + images * IMAGE_TOKENS
 
 
 def _text_tokens(text: str) -> int:
@@ -126,13 +123,3 @@ def _without_image_data(value: Any) -> tuple[Any, int]:
         items = [_without_image_data(item) for item in value]
         return [kept for kept, _ in items], sum(images for _, images in items)
     return value, 0
-
-
-def _json(value: Any) -> str:
-    try:
-        text = orjson.dumps(value)
-    except TypeError:
-        return javascript_json(value)
-    if _MAYBE_FLOAT.search(text):  # JavaScript writes 1.0, 1e21 and 1e-7 in another way
-        return javascript_json(value)
-    return text.decode()

@@ -5,7 +5,10 @@ import json
 import pickle
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from storage import json_text
 from storage.errors import InvalidMessage
 from storage.json_text import MAX_DEPTH, clean, dump, is_too_deep, javascript_json, load, parse
 from storage.records import LATEST, RecentHistory, SessionMessage, StoredCompaction, decode, encode
@@ -137,6 +140,19 @@ def test_parse_repairs_lone_surrogates_that_were_escaped():
 )
 def test_numbers_are_written_as_javascript_writes_them(value, text):
     assert javascript_json(value) == text
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(anything)
+def test_the_quick_way_to_json_text_writes_what_the_exact_one_does(value):
+    assert javascript_json(value) == json_text._javascript_json(value)
 
 
 def nested(levels: int) -> dict:
