@@ -7,16 +7,17 @@ lock was granted. Connections with transactions do it in one; others send the lo
 import asyncio
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from storage.errors import InvalidArgument, StorageError
 from storage.postgres.errors import PostgresFailed, failure_of, is_loss, sqlstate_of
-from storage.postgres.statements import Value, block, formatted, numbered
+from storage.postgres.statements import Value, block, formatted, loop, numbered
 from storage.postgres.tables import Tables
 
+T = TypeVar("T")
 Row: TypeAlias = Mapping[str, Any]
 
 _LOCK: Final = """SELECT CAST(current_setting('transaction_isolation') AS text) AS isolation
@@ -68,6 +69,15 @@ class Client:
             failure = self._failure(exc)
         raise failure
 
+    async def write_each(self, lock: str, statement: str, args: Sequence[Value], each: Sequence[str]) -> None:
+        """Run a statement without a row for each of several texts, its last argument, in this order: all of them or none."""
+        try:
+            await self._write_each(lock, statement, args, each)
+            return
+        except Exception as exc:
+            failure = self._failure(exc)
+        raise failure
+
     async def define(self, statement: str) -> None:
         """Run one statement without arguments, in a transaction of its own."""
         try:
@@ -86,6 +96,9 @@ class Client:
         raise NotImplementedError
 
     async def _write(self, lock: str, statement: str, args: Sequence[Value]) -> str | None:
+        raise NotImplementedError
+
+    async def _write_each(self, lock: str, statement: str, args: Sequence[Value], each: Sequence[str]) -> None:
         raise NotImplementedError
 
     async def _define(self, statement: str) -> None:
@@ -113,6 +126,14 @@ class PsycopgClient(Client):
             return await _run(connection, statement, args)
 
     async def _write(self, lock: str, statement: str, args: Sequence[Value]) -> str | None:
+        (row,) = await self._locked(lock, lambda connection: _run(connection, statement, args))
+        return None if row["problem"] is None else str(row["problem"])
+
+    async def _write_each(self, lock: str, statement: str, args: Sequence[Value], each: Sequence[str]) -> None:
+        await self._locked(lock, lambda connection: connection.execute(loop(lock, statement, args, each)))
+
+    async def _locked(self, lock: str, run: Callable[[Any], Awaitable[T]]) -> T:
+        """`run` in a transaction that has the lock."""
         is_committing = False
         try:
             async with self._connected() as connection:
@@ -123,9 +144,9 @@ class PsycopgClient(Client):
                     (locked,) = await _run(connection, _LOCK, (lock,))
                     if locked["isolation"] != "read committed":
                         raise _ISOLATION
-                    (row,) = await _run(connection, statement, args)
+                    result = await run(connection)
                     is_committing = is_own
-            return None if row["problem"] is None else str(row["problem"])
+            return result
         except Exception as exc:
             failure = self._failure_of_write(exc, is_committing)
         raise failure
@@ -167,8 +188,14 @@ class BareClient(Client):
         return _rows(await _settled(self._run(self._styled(statement), list(args))))
 
     async def _write(self, lock: str, statement: str, args: Sequence[Value]) -> str | None:
+        return await self._block(block(lock, statement, args))
+
+    async def _write_each(self, lock: str, statement: str, args: Sequence[Value], each: Sequence[str]) -> None:
+        await self._block(loop(lock, statement, args, each))
+
+    async def _block(self, statement: str) -> str | None:
         try:
-            await _settled(self._run(block(lock, statement, args), []))
+            await _settled(self._run(statement, []))
             return None
         except Exception as exc:
             problem = _PROBLEM.search(str(exc))

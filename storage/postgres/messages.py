@@ -5,6 +5,7 @@ read of a path first takes the shape of the tree and then the messages that are 
 begins again.
 """
 
+import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -18,11 +19,14 @@ from storage.message_text import message_text
 from storage.message_tree import Parent
 from storage.overlays import Overlay, overlay_message
 from storage.postgres.clients import client_of
+from storage.postgres.errors import PostgresFailed, PostgresUnavailable
 from storage.postgres.tables import COMPACTIONS, MESSAGES, Tables
 from storage.postgres.texts import escape, iso_time, query_words, required, unescape
 from storage.postgres.trees import Tree, tree_of
 from storage.records import COMPACTION_PREFIX, LATEST, JsonObject, Latest, SessionMessage, decode, encode
 from storage.replication import StorageOptions
+
+_log = logging.getLogger("perdure.storage")
 
 _INDEXED: Final = 150_000
 """So many characters of a message are searched if PostgreSQL cannot index all of them (a tsvector has at most 1 MiB)."""
@@ -61,50 +65,47 @@ _UPDATE: Final = """
         WHERE session_id = CAST(? AS text) AND id = CAST(? AS text) RETURNING 1)
     SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM changed) THEN 'unknown_message' END AS problem"""
 
-# Children take the nearest ancestor that stays; an overlay keeps the part of its range that stays, and goes with all of it.
+# Children take the parent; an overlay keeps the part of its range that stays, as `storage.compactions.release_anchor` says.
 # LIMIT keeps each step of the walk one look into the primary key.
 _DELETE: Final = """
-    WITH RECURSIVE args AS (SELECT CAST(? AS text) AS session_id, CAST(? AS json) AS ids),
-    gone AS (
-        SELECT m.id, m.parent_id FROM args CROSS JOIN json_array_elements_text(args.ids) AS given (id)
-        JOIN assistant_messages AS m ON m.session_id = args.session_id AND m.id = given.id
-        GROUP BY m.id, m.parent_id),
-    climb (child, ancestor) AS (
-        SELECT m.id, gone.parent_id FROM gone CROSS JOIN args
-        JOIN assistant_messages AS m ON m.session_id = args.session_id AND m.parent_id = gone.id
-        WHERE m.id NOT IN (SELECT gone.id FROM gone)
-        UNION
-        SELECT climb.child, gone.parent_id FROM climb JOIN gone ON gone.id = climb.ancestor),
+    WITH RECURSIVE gone AS (
+        SELECT m.session_id, m.id, m.parent_id FROM assistant_messages AS m
+        WHERE m.session_id = CAST(? AS text) AND m.id = CAST(? AS text)),
     moved AS (
-        UPDATE assistant_messages AS m SET parent_id = climb.ancestor FROM climb, args
-        WHERE m.session_id = args.session_id AND m.id = climb.child
-        AND (climb.ancestor IS NULL OR climb.ancestor NOT IN (SELECT gone.id FROM gone))),
+        UPDATE assistant_messages AS m SET parent_id = gone.parent_id FROM gone
+        WHERE m.session_id = gone.session_id AND m.parent_id = gone.id),
     span (overlay, start, id, parent_id, depth) AS (
-        SELECT c.id, c.from_message_id, m.id, m.parent_id, 0 FROM assistant_compactions AS c CROSS JOIN args
-        JOIN assistant_messages AS m ON m.session_id = args.session_id AND m.id = c.to_message_id
-        WHERE c.session_id = args.session_id
-        AND (c.from_message_id IN (SELECT gone.id FROM gone) OR c.to_message_id IN (SELECT gone.id FROM gone))
+        SELECT c.id, c.from_message_id, m.id, m.parent_id, 0 FROM assistant_compactions AS c
+        JOIN gone ON c.session_id = gone.session_id AND gone.id IN (c.from_message_id, c.to_message_id)
+        JOIN assistant_messages AS m ON m.session_id = gone.session_id AND m.id = c.to_message_id
         UNION
         SELECT span.overlay, span.start, above.id, above.parent_id, span.depth + 1
-        FROM span CROSS JOIN args CROSS JOIN LATERAL (
+        FROM span CROSS JOIN gone CROSS JOIN LATERAL (
             SELECT m.id, m.parent_id FROM assistant_messages AS m
-            WHERE m.session_id = args.session_id AND m.id = span.parent_id LIMIT 1) AS above
+            WHERE m.session_id = gone.session_id AND m.id = span.parent_id LIMIT 1) AS above
         WHERE span.id <> span.start),
     applying AS (SELECT span.overlay FROM span WHERE span.id = span.start),
     rest AS (
         SELECT span.overlay, (array_agg(span.id ORDER BY span.depth DESC))[1] AS first,
                (array_agg(span.id ORDER BY span.depth))[1] AS last
-        FROM span JOIN applying ON applying.overlay = span.overlay
-        WHERE span.id NOT IN (SELECT gone.id FROM gone) GROUP BY span.overlay),
+        FROM span JOIN applying ON applying.overlay = span.overlay CROSS JOIN gone
+        WHERE span.id <> gone.id AND NOT (
+            EXISTS (SELECT 1 FROM assistant_compactions AS c WHERE c.id = span.overlay AND c.to_message_id = gone.id)
+            AND EXISTS (SELECT 1 FROM assistant_messages AS m
+                WHERE m.session_id = gone.session_id AND m.parent_id = gone.parent_id AND m.id <> gone.id))
+        GROUP BY span.overlay),
     shortened AS (
         UPDATE assistant_compactions AS c SET from_message_id = rest.first, to_message_id = rest.last
         FROM rest WHERE c.id = rest.overlay),
     dropped AS (
         DELETE FROM assistant_compactions AS c USING applying
-        WHERE c.id = applying.overlay AND c.id NOT IN (SELECT rest.overlay FROM rest)),
-    deleted AS (
-        DELETE FROM assistant_messages AS m USING gone, args WHERE m.session_id = args.session_id AND m.id = gone.id)
-    SELECT CAST(NULL AS text) AS problem"""
+        WHERE c.id = applying.overlay AND c.id NOT IN (SELECT rest.overlay FROM rest))
+    DELETE FROM assistant_messages AS m USING gone WHERE m.session_id = gone.session_id AND m.id = gone.id"""
+
+# As `storage.compactions.echoes`.
+_ECHOES: Final = f"""SELECT m.id FROM assistant_compactions AS c
+    JOIN assistant_messages AS m ON m.session_id = c.session_id AND m.id = '{COMPACTION_PREFIX}' || c.id
+    WHERE c.session_id = CAST(? AS text)"""
 
 _CLEAR: Final = """
     WITH args AS (SELECT CAST(? AS text) AS session_id),
@@ -161,6 +162,7 @@ class PostgresSessionProvider:
         self._client = client_of(client)
         self._session = required(session_id, "a session id")
         self._lock = f"perdure:session:{self._session}"
+        self._is_sound = False
 
     @property
     def session_id(self) -> str:
@@ -240,7 +242,7 @@ class PostgresSessionProvider:
             raise InvalidArgument("message_ids must be a list of texts")
         ids = [escape(identity) for identity in message_ids if isinstance(identity, str)]
         await self._tables()
-        await self._write(_DELETE, [self._session, orjson.dumps(ids).decode()])
+        await self._delete(ids)
 
     async def clear_messages(self) -> None:
         """Remove all messages and overlays of the session."""
@@ -303,7 +305,16 @@ class PostgresSessionProvider:
         return [decode(row["content"]) for row in rows]
 
     async def _tables(self) -> Tables:
-        return await self._client.ready(MESSAGES, COMPACTIONS)
+        """Before every operation. Echoes that were found are looked for again: what removed them may not be committed."""
+        tables = await self._client.ready(MESSAGES, COMPACTIONS)
+        if not self._is_sound:
+            rows = await self._client.read(_ECHOES, [self._session])
+            self._is_sound = not rows
+            try:
+                await self._delete([row["id"] for row in rows])
+            except (PostgresUnavailable, PostgresFailed):  # reads go on while nothing can be written
+                _log.debug("summaries that are stored as messages could not be removed")
+        return tables
 
     async def _tree(self, content: str = "NULL") -> Tree:
         tables = await self._tables()
@@ -345,6 +356,10 @@ class PostgresSessionProvider:
 
     async def _write(self, statement: str, args: list[Any]) -> str | None:
         return await self._client.write(self._lock, statement, args)
+
+    async def _delete(self, ids: list[str]) -> None:
+        if ids:
+            await self._client.write_each(self._lock, _DELETE, [self._session], ids)
 
     async def _write_indexed(self, statement: str, message: JsonObject, args: Any) -> str | None:
         """Write a message with its text for the search; with the beginning of the text if PostgreSQL cannot index it all."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final, TypeAlias
 
+import orjson
+
 Value: TypeAlias = str | int | bool | None
 
 LOCK_MILLISECONDS = 5000
@@ -58,6 +60,20 @@ def block(lock: str, statement: str, args: Sequence[Value]) -> str:
         PERFORM pg_advisory_xact_lock(hashtextextended({_literal(lock)}, 0));
         EXECUTE $statement${numbered(statement)}$statement$ INTO problem USING {using};
         IF problem IS NOT NULL THEN RAISE EXCEPTION USING MESSAGE = 'perdure:' || problem; END IF;
+    END $perdure$"""
+
+
+def loop(lock: str, statement: str, args: Sequence[Value], each: Sequence[str]) -> str:
+    """`block` for a statement that has no row, run once for each text of `each`, its last argument, in this order."""
+    using = ", ".join([*map(_literal, args), "given"])
+    return f"""DO $perdure$ DECLARE given text; BEGIN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION USING MESSAGE = 'perdure:isolation';
+        END IF;
+        PERFORM pg_advisory_xact_lock(hashtextextended({_literal(lock)}, 0));
+        FOR given IN SELECT value FROM json_array_elements_text(CAST({_literal(orjson.dumps(each).decode())} AS json)) LOOP
+            EXECUTE $statement${numbered(statement)}$statement$ USING {using};
+        END LOOP;
     END $perdure$"""
 
 

@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,20 +17,31 @@ from psycopg import AsyncConnection
 
 from storage import LATEST, AgentSessionProvider, PostgresSessionProvider, open_database
 from storage.errors import StorageError
+from storage.postgres.texts import escape
 
 EXAMPLES = 400 if os.environ.get("PERDURE_LONG") == "1" else 25
 
 texts = st.text(st.sampled_from("ab \0?%é東🎉\ufdd0"), max_size=6)
 names = st.sampled_from([f"m{number}\0" for number in range(12)])
-operations = st.one_of(
+numbers = st.integers(0, 11)
+written = st.one_of(
     st.tuples(st.just("append"), names, texts, st.just(LATEST)),
     st.tuples(st.just("append"), names, texts, st.none() | names),
     st.tuples(st.just("update"), names, texts),
-    st.tuples(st.just("delete"), st.lists(names, max_size=4)),
-    st.tuples(st.just("compact"), names, names, texts),
-    st.tuples(st.just("clear")),
 )
-weighted = st.lists(st.one_of(operations, operations.filter(lambda operation: operation[0] != "clear")), max_size=30)
+folded = st.one_of(
+    st.tuples(st.just("fold"), names, numbers, numbers, texts),
+    st.tuples(st.just("compact"), names, names, texts),
+)
+removed = st.one_of(
+    st.tuples(st.just("delete"), st.lists(names, max_size=4)),
+    st.tuples(st.just("delete_end"), numbers),
+    st.tuples(st.just("echo"), numbers, names),
+)
+tree = st.lists(st.tuples(st.just("grow"), numbers), min_size=5, max_size=8)
+more = st.lists(st.one_of(written, folded, removed), min_size=5, max_size=15)
+weighted = st.builds(lambda *parts: list(itertools.chain(*parts)), tree, st.lists(folded, min_size=1, max_size=4), more)
+cleared = st.builds(lambda before, after: [*before, ("clear",), *after], weighted, more)
 
 
 class Pair:
@@ -51,6 +64,7 @@ class Pair:
             PostgresSessionProvider(self.connection, session),
         ]
         self.ids: list[dict[str, str]] = [{}, {}]
+        self.grown = 0
 
     def close(self) -> None:
         self.runner.run(self.database.close())
@@ -84,14 +98,62 @@ class Pair:
         match operation:
             case "append", name, text, parent:
                 self.both("append_message", self.message(name, text), parent)
+            case "grow", number:  # below one of the last four
+                name, count = f"m{self.grown}\0", self.grown
+                parent = f"m{max(0, count - 1 - number // 3)}\0" if count else None
+                self.both("append_message", self.message(name, ""), parent)
+                self.grown += 1
+            case "fold", leaf, first, last, summary:
+                if path := self.outcome(0, "get_raw_history", leaf):
+                    ends = sorted((first % len(path), last % len(path)))
+                    self.both("add_compaction", summary, *(path[end]["id"] for end in ends))
+            case "delete_end", number:
+                if rows := self.outcome(0, "get_compactions"):
+                    self.both("delete_messages", [rows[number % len(rows)]["toMessageId"]])
             case "update", name, text:
                 self.both("update_message", self.message(name, text))
             case "delete", deleted:
                 self.both("delete_messages", deleted)
+            case "echo", number, parent:
+                self.echo(number, parent)
             case "compact", first, last, summary:
                 self.both("add_compaction", summary, first, last)
             case _:
                 self.both("clear_messages")
+
+    def echo(self, number: int, parent: str) -> None:
+        """Another program stores a summary as a message, below a message that is there, and both are opened again."""
+        stored = [self.outcome(which, "get_message", parent) for which in (0, 1)]
+        rows = [self.runner.run(provider.get_compactions()) for provider in self.providers]
+        if stored[0] is None or not rows[0]:
+            return
+        for which, provider in enumerate(self.providers):
+            identity = f"compaction_{rows[which][number % len(rows[0])]['id']}"
+            content = orjson.dumps({**self.message(identity, "echo"), "id": identity}).decode()
+            self.runner.run(self.store(which, provider.session_id, identity, content, parent))
+        self.providers = [
+            AgentSessionProvider(self.database, self.providers[0].session_id),
+            PostgresSessionProvider(self.connection, self.providers[1].session_id),
+        ]
+
+    async def store(self, which: int, session: str, identity: str, content: str, parent: str) -> None:
+        if which == 1:
+            statement = """INSERT INTO assistant_messages (id, session_id, parent_id, role, content, created_at)
+                SELECT %s, %s, %s, 'user', %s, max(created_at) + interval '1 microsecond'
+                FROM assistant_messages WHERE session_id = %s"""
+            async with self.connection.transaction():
+                await self.connection.execute(statement, (identity, session, escape(parent), content, session))
+            return
+        renamed = {**orjson.loads(content), "id": "echo"}
+
+        def rename(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "UPDATE assistant_messages SET id = ?, content = ? WHERE session_id = ? AND id = 'echo'",
+                (identity, content, session),
+            )
+
+        await AgentSessionProvider(self.database, session).append_message(renamed, parent)
+        await self.database.write(rename)
 
     def compare(self) -> None:
         self.both("get_latest_leaf")
@@ -116,7 +178,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     pair.close()
 
 
-@given(done=weighted)
+@given(done=weighted | cleared)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_both_show_the_same_after_any_operations(pair: Pair, done: list[tuple[Any, ...]]) -> None:
     pair.start()

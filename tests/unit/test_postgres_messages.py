@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import postgres_clients
 import pytest
 from postgres_server import PostgresServer, server
@@ -15,6 +16,7 @@ from psycopg import AsyncConnection
 from actors.session import Session
 from storage import PostgresSessionProvider
 from storage.errors import InvalidArgument, InvalidMessage, LimitExceeded, UnknownMessage, UnknownParent
+from storage.postgres.errors import PostgresFailed
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -149,6 +151,87 @@ async def test_an_overlay_keeps_what_is_left_of_its_range(client: Any) -> None:
     await provider.delete_messages(["c"])
     assert ids(await provider.get_history()) == ["a", "e", "f"]
     assert [row["summary"] for row in await provider.get_compactions()] == ["never applies"]
+
+
+async def test_a_summary_does_not_come_to_another_branch_when_its_end_is_deleted(client: Any) -> None:
+    provider = PostgresSessionProvider(client)
+    for identity in ("m1", "m2", "a1", "a2"):
+        await provider.append_message(message(identity))
+    await provider.append_message(message("b1"), "m2")
+    await provider.add_compaction("of a", "m1", "a1")
+    await provider.delete_messages(["a1"])
+    assert ids(await provider.get_history("b1")) == ["m1", "m2", "b1"]
+    assert ids(await provider.get_history("a2")) == ["m1", "m2", "a2"]
+    assert await provider.get_compactions() == []
+
+
+async def test_a_deletion_of_several_is_one_of_each_in_turn_and_all_or_none(client: Any, schema: str) -> None:
+    provider = PostgresSessionProvider(client)
+    for identity in ("m1", "m2", "a1", "a2"):
+        await provider.append_message(message(identity))
+    await provider.append_message(message("b1"), "m2")
+    await provider.add_compaction("of a", "m1", "a1")
+    server().execute(
+        """CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE 'no'; END $$ LANGUAGE plpgsql;
+           CREATE TRIGGER refuse BEFORE DELETE ON assistant_messages FOR EACH ROW WHEN (OLD.id = 'a1')
+           EXECUTE FUNCTION refuse()""",
+        schema=schema,
+    )
+    with pytest.raises(PostgresFailed):
+        await provider.delete_messages(["b1", "a1"])
+    assert ids(await provider.get_history("b1")) == ["m1", "m2", "b1"]
+    server().execute("DROP TRIGGER refuse ON assistant_messages", schema=schema)
+    await provider.delete_messages(["b1", "a1"])  # the other branch is gone before the end is
+    assert [(row["fromMessageId"], row["toMessageId"]) for row in await provider.get_compactions()] == [("m1", "m2")]
+
+
+@pytest.mark.parametrize("first", ["get_history", "append", "get_raw_history", "search"])
+async def test_summaries_that_are_stored_as_messages_go_on_first_use(schema: str, client: Any, first: str) -> None:
+    writer = PostgresSessionProvider(client, "s")
+    for identity in ("m1", "m2", "m3"):
+        await writer.append_message(message(identity))
+    overlay = await writer.add_compaction("sum", "m1", "m2")
+    shown = f"compaction_{overlay['id']}"
+    for identity, parent in ((shown, "m3"), ("m4", shown), ("compaction_lost", "m4")):
+        server().execute(
+            """INSERT INTO assistant_messages (id, session_id, parent_id, role, content, text_content)
+               VALUES (%s, 's', %s, 'user', %s, 'echo')""",
+            *(identity, parent, orjson.dumps(message(identity, "echo")).decode()),
+            schema=schema,
+        )
+    provider = PostgresSessionProvider(client, "s")
+    match first:
+        case "get_history":
+            assert ids(await provider.get_history()) == [shown, "m3", "m4", "compaction_lost"]
+        case "get_raw_history":
+            assert ids(await provider.get_raw_history()) == ["m1", "m2", "m3", "m4", "compaction_lost"]
+        case "append":
+            await provider.append_message(message("m4"))
+        case "search":
+            assert set(ids(await provider.search_messages("echo"))) == {"m4", "compaction_lost"}
+    found = server().execute("SELECT id FROM assistant_messages ORDER BY seq", schema=schema)
+    assert [row[0] for row in found] == ["m1", "m2", "m3", "m4", "compaction_lost"]
+    assert ids(await provider.get_branches("m3")) == ["m4"]
+
+
+async def test_a_role_that_may_only_read_reads_in_spite_of_summaries_stored_as_messages(schema: str) -> None:
+    postgres = server()
+    async with postgres_clients.client("connection", schema) as connection:
+        writer = PostgresSessionProvider(connection)
+        await writer.append_message(message("m1"))
+        overlay = await writer.add_compaction("sum", "m1", "m1")
+    shown = f"compaction_{overlay['id']}"
+    content = orjson.dumps(message(shown)).decode()
+    statement = "INSERT INTO assistant_messages (id, parent_id, role, content) VALUES (%s, 'm1', 'user', %s)"
+    postgres.execute(statement, shown, content, schema=schema)
+    role = f"reader_{schema}"
+    postgres.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    postgres.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    async with await AsyncConnection.connect(postgres.dsn(schema, role)) as connection:
+        provider = PostgresSessionProvider(connection)
+        assert ids(await provider.get_history()) == [shown, shown]
+        with pytest.raises(PostgresFailed):
+            await provider.append_message(message("m2"))
 
 
 async def test_the_id_of_an_overlay_is_no_message(client: Any) -> None:
