@@ -1,7 +1,6 @@
 """`create_compact_function`: chooses what to fold, asks the summarizer, and hands back the summary with its range."""
 
 import asyncio
-import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,6 +21,7 @@ from compaction.result import CompactContext, CompactResult, Messages, Summary, 
 from compaction.summary_prompt import build_summary_prompt, turn_text
 from compaction.tool_pairs import waiting_and_abandoned
 from storage.errors import InvalidArgument
+from storage.maybe_async import settle
 from storage.overlays import is_compaction_message
 from storage.records import clean
 from storage.tokens import estimate_one
@@ -76,7 +76,7 @@ def create_compact_function(
         fold = await asyncio.to_thread(_fold, history, head, end)  # a long history must not hold up the loop
         if fold is None:
             return None
-        summary = _checked(await _settle(summarize(fold.prompt)))
+        summary = _checked(await settle(summarize(fold.prompt)))
         return CompactResult(
             fromMessageId=fold.from_id, toMessageId=fold.to_id, summary=summary.text, usage=summary.usage
         )
@@ -131,7 +131,7 @@ async def _tail_length(messages: Sequence[Message], count: Callable[[Message], A
     """How many of the newest messages fit the budget, but at least one. No more are counted than are needed to know."""
     length, spent = 0, 0.0
     for message in reversed(messages):
-        spent += _number(await _settle(count(message)))
+        spent += _number(await settle(count(message)))
         if length and spent > budget:
             break
         length += 1
@@ -162,7 +162,3 @@ def _checked(answer: Any) -> Summary:
     if not summary.text.strip():
         raise EmptySummary()
     return Summary(clean(summary.text), summary.usage)
-
-
-async def _settle(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value

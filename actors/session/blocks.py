@@ -11,15 +11,15 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from actors.errors import BlockNotWritable, BlockTooLarge, NotSupported, UnknownBlock
+from actors.session.provider_checks import text_of
 from actors.session.providers import (
     is_keyed_provider,
     is_search_provider,
     is_skill_provider,
     is_writable_provider,
-    settle,
-    text_of,
 )
 from storage.errors import InvalidArgument, LimitExceeded
+from storage.maybe_async import settle
 from storage.records import clean
 from storage.tokens import estimate_string_tokens
 

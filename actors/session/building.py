@@ -1,31 +1,28 @@
 """How a session is put together: builder methods, the direct constructor, and the parts made from them on first use."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self, TypedDict
 
 from actors.session.blocks import ContextBlocks, ContextConfig
+from actors.session.builtin_history import history_of
 from actors.session.compactor import Compactor
-from actors.session.history import History, history_of
+from actors.session.configuration import Configurable, Configuration, block_configs, checked_counter
+from actors.session.history import History
+from actors.session.plain_provider import PlainProvider
 from actors.session.prompt import SystemPrompt
-from actors.session.providers import (
-    SESSION_METHODS,
-    PlainProvider,
-    TextProvider,
-    check_prompt_store,
-    check_provider,
-    check_session_provider,
-    missing_methods,
-)
+from actors.session.provider_checks import check_prompt_store, check_session_provider, missing_methods
+from actors.session.providers import SESSION_METHODS
 from actors.session.skills import LoadedSkills
 from actors.session.status import Status
 from actors.session.tools import ContextTools
-from compaction import CompactFunction, TokenCounter
+from compaction import TokenCounter
 from storage.contexts import AgentContextProvider
 from storage.database import Database
 from storage.errors import InvalidArgument
 from storage.messages import AgentSessionProvider
+from storage.records import clean
 from storage.replication import StorageOptions
 
 log = logging.getLogger("perdure.session")
@@ -64,7 +61,7 @@ class Parts:
     tools: ContextTools
 
 
-class SessionBuilder:
+class SessionBuilder(Configurable):
     """The configuration of a session, and its parts."""
 
     def __init__(
@@ -80,16 +77,17 @@ class SessionBuilder:
             check_session_provider(provider)
         if prompt_store is not None:
             check_prompt_store(prompt_store)
+        super().__init__(
+            Configuration(
+                blocks=block_configs(context),
+                has_cached_prompt=prompt_store is not None,
+                prompt_store=prompt_store,
+                token_counter=None if token_counter is None else checked_counter(token_counter),
+            )
+        )
         self._provider: Any = None if provider is _OF_OWNER else provider
         self._owner: Any = None
         self._session_id = ""
-        self._context = [block_config(item) for item in context]
-        self._prompt_store = prompt_store
-        self._has_cached_prompt = prompt_store is not None
-        self._function: CompactFunction | None = None
-        self._threshold: float | None = None
-        self._counter = token_counter
-        self._on_compaction_error: Callable[[Exception], Any] | None = None
         self._made: Parts | None = None
 
     @classmethod
@@ -122,52 +120,7 @@ class SessionBuilder:
         self._refuse_once_used()
         if not isinstance(session_id, str):
             raise InvalidArgument("A session id must be a text.")
-        self._session_id = session_id
-        return self
-
-    def with_context(
-        self,
-        label: str,
-        *,
-        description: str | None = None,
-        max_tokens: float | None = None,
-        provider: Any = None,
-    ) -> Self:
-        """Add a context block. ``provider``: an object with ``get`` (and ``set``, ``load``, ``search``), or a fixed text."""
-        self._refuse_once_used()
-        self._context.append(block_config(ContextConfig(label, description, max_tokens, provider)))
-        return self
-
-    def with_cached_prompt(self, provider: Any = None) -> Self:
-        """Keep the frozen prompt where it survives this object: in the database, or in a provider with get and set."""
-        self._refuse_once_used()
-        if provider is not None:
-            check_prompt_store(provider)
-        self._has_cached_prompt = True
-        self._prompt_store = provider
-        return self
-
-    def on_compaction(self, function: CompactFunction) -> Self:
-        """Register the function that folds messages: ``function(messages[, context])``, async or not."""
-        self._refuse_once_used()
-        self._function = function
-        return self
-
-    def compact_after(self, threshold: float, *, token_counter: TokenCounter | None = None) -> Self:
-        """Compact by itself when an append leaves the estimate above `threshold`. Needs `on_compaction`.
-
-        ``token_counter(messages=…, system_prompt=…, context_blocks=…)`` replaces the heuristic.
-        """
-        self._refuse_once_used()
-        self._threshold = threshold
-        if token_counter is not None:
-            self._counter = token_counter
-        return self
-
-    def on_compaction_error(self, handler: Callable[[Exception], Any]) -> Self:
-        """Be told of errors of automatic compaction. What the handler raises is logged and goes no further."""
-        self._refuse_once_used()
-        self._on_compaction_error = handler
+        self._session_id = clean(session_id)
         return self
 
     @property
@@ -177,48 +130,51 @@ class SessionBuilder:
         return self._made
 
     def _make(self) -> Parts:
-        provider = self._provider
-        if provider is None:
-            provider = AgentSessionProvider(self._owner, self._session_id)
-        elif not isinstance(provider, AgentSessionProvider):
-            provider = PlainProvider(provider)
-        history = history_of(provider)
+        provider = self._storage()
         database = getattr(provider, "database", None)
         options = database.options if isinstance(database, Database) else StorageOptions()
-        blocks = ContextBlocks([self.wired(config) for config in self._context], options.max_blocks)
+        history = history_of(provider)
+        blocks = ContextBlocks([self.wired(config) for config in self._configuration.blocks], options.max_blocks)
         prompt = SystemPrompt(blocks, self._wired_prompt_store())
-        status = Status(
+        status = self._status(history, blocks, prompt)
+        compactor = self._compactor(history, prompt, status)
+        skills = LoadedSkills(history, compactor.after_write)
+        if isinstance(database, Database):
+            database.users.add(self)
+        return Parts(history, blocks, prompt, status, skills, compactor, ContextTools(blocks, skills))
+
+    def _storage(self) -> Any:
+        if self._provider is None:
+            return AgentSessionProvider(self._owner, self._session_id)
+        is_builtin = isinstance(self._provider, AgentSessionProvider)
+        return self._provider if is_builtin else PlainProvider(self._provider)
+
+    def _status(self, history: History, blocks: ContextBlocks, prompt: SystemPrompt) -> Status:
+        broadcast = getattr(self._owner, "broadcast", None)
+        return Status(
             history,
             blocks,
             prompt,
-            broadcast=getattr(self._owner, "broadcast", None),
-            threshold=self._threshold,
-            counter=self._counter,
+            broadcast=broadcast if callable(broadcast) else None,
+            threshold=self._configuration.threshold,
+            counter=self._configuration.token_counter,
         )
-        if self._threshold is not None and self._function is None:
+
+    def _compactor(self, history: History, prompt: SystemPrompt, status: Status) -> Compactor:
+        configuration = self._configuration
+        if configuration.threshold is not None and configuration.compaction is None:
             log.warning("compact_after has no effect without on_compaction")
         compactor = Compactor(
             history,
             prompt,
             status,
-            function=self._function,
-            threshold=self._threshold,
-            counter=self._counter,
-            on_error=self._on_compaction_error,
+            function=configuration.compaction,
+            threshold=configuration.threshold,
+            counter=configuration.token_counter,
+            on_error=configuration.on_compaction_error,
         )
         compactor.holder = self
-        if isinstance(database, Database):
-            database.users.add(self)
-        skills = LoadedSkills(history, compactor.after_write)
-        return Parts(
-            history=history,
-            blocks=blocks,
-            prompt=prompt,
-            status=status,
-            skills=skills,
-            compactor=compactor,
-            tools=ContextTools(blocks, skills),
-        )
+        return compactor
 
     def wired(self, config: ContextConfig) -> ContextConfig:
         """With the storage of the session's own for a block that was given none."""
@@ -228,9 +184,9 @@ class SessionBuilder:
         return ContextConfig(config.label, config.description, config.max_tokens, self._namespaced(provider))
 
     def _wired_prompt_store(self) -> Any:
-        if not self._has_cached_prompt:
+        if not self._configuration.has_cached_prompt:
             return None
-        store = self._prompt_store
+        store = self._configuration.prompt_store
         if store is not None and isinstance(store, AgentContextProvider) and self._session_id:
             return AgentContextProvider(store.database, self._key(store.key), session_id=self._session_id)
         if self._session_id and callable(getattr(store, "for_prompt_of", None)):
@@ -253,26 +209,3 @@ class SessionBuilder:
 
 def _is_database(value: Any) -> bool:
     return isinstance(value, Database)
-
-
-def block_config(item: ContextConfig | Mapping[str, Any]) -> ContextConfig:
-    if isinstance(item, Mapping):
-        names = {"maxTokens": "max_tokens"}
-        options = {names.get(name, name): value for name, value in item.items()}
-        unknown = sorted(options.keys() - {field.name for field in fields(ContextConfig)})
-        if unknown or "label" not in options:
-            raise InvalidArgument(f"A context block has a label, description, max_tokens and provider, not {unknown}.")
-        item = ContextConfig(**options)
-    if not isinstance(item.label, str) or not item.label:
-        raise InvalidArgument("The label of a context block must be a text that is not empty.")
-    of = f"of the context block {item.label!r}"
-    if item.description is not None and not isinstance(item.description, str):
-        raise InvalidArgument(f"The description {of} must be a text.")
-    limit = item.max_tokens
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit != limit):
-        raise InvalidArgument(f"max_tokens {of} must be a number.")
-    if isinstance(item.provider, str):
-        return ContextConfig(item.label, item.description, limit, TextProvider(item.provider))
-    if item.provider is not None:
-        check_provider(item.provider, of)
-    return item

@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from actors.errors import NoCompaction
 from actors.session.history import History, Written
 from actors.session.prompt import SystemPrompt
-from actors.session.providers import settle
-from actors.session.snapshot import Snapshot
+from actors.session.seen import SeenHistory
 from actors.session.status import Report, Status
 from compaction import CompactContext, CompactFunction, CompactResult, TokenCounter
 from storage.errors import InvalidArgument, StorageError
+from storage.maybe_async import settle
 
 log = logging.getLogger("perdure.session")
 
@@ -31,7 +31,7 @@ COMPACTION_SECONDS = 600.0
 GROWTH = 0.1
 """After a fruitless automatic run the estimate must grow by this part of the threshold before the next."""
 
-NOTE = "fruitless_compaction"
+VAIN_NOTE = "fruitless_compaction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Compactor:
         if self.reports:
             await self._status.report("idle")
 
-    async def _summarize(self) -> tuple[CompactResult | None, Snapshot]:
+    async def _summarize(self) -> tuple[CompactResult | None, SeenHistory]:
         """What the function says, and what it was given."""
         assert self._function is not None
         messages, seen = await self._history.snapshot()
@@ -247,7 +247,7 @@ class Compactor:
         async with asyncio.timeout(COMPACTION_SECONDS):
             return _result(await settle(self._function(*arguments))), seen
 
-    async def _store(self, result: CompactResult | None, seen: Snapshot) -> CompactResult | None:
+    async def _store(self, result: CompactResult | None, seen: SeenHistory) -> CompactResult | None:
         stored = None if result is None else await self._history.store_summary(result, seen)
         if stored is not None:
             await self._prompt.refresh()
@@ -255,7 +255,7 @@ class Compactor:
 
     async def _load_note(self) -> Vain:
         if self._vain is None:
-            text = await self._history.get_note(NOTE)
+            text = await self._history.get_note(VAIN_NOTE)
             self._vain = Vain() if text is None else Vain(*json.loads(text))
         return self._vain
 
@@ -264,7 +264,8 @@ class Compactor:
         known = await self._load_note()
         vain = Vain(tokens, known.is_warned if is_warned is None else is_warned)
         if vain != known and not self._is_over:
-            await self._history.put_note(NOTE, None if vain == Vain() else json.dumps([vain.tokens, vain.is_warned]))
+            text = None if vain == Vain() else json.dumps([vain.tokens, vain.is_warned])
+            await self._history.put_note(VAIN_NOTE, text)
             self._vain = vain
 
     async def _remember_vain(self, tokens: int) -> None:

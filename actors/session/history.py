@@ -1,28 +1,23 @@
-"""A session's message storage, whichever it is: the built-in provider by its fast ways, any other by the documented methods."""
+"""A session's message storage by the documented methods of a `SessionProvider`, whichever it is."""
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 
 from actors.errors import NotSupported
 from actors.session import late_results
-from actors.session.providers import settle
-from actors.session.snapshot import Snapshot, as_text
+from actors.session.seen import SeenHistory, as_text
 from compaction import COMPACTION_PREFIX, CompactResult, Usage, is_compaction_message
 from compaction.overlays import Applied, place_overlay, resolve
 from compaction.tool_pairs import places
-from storage import access, compactions, containing, leaves, message_tree, paths, sessions
 from storage.full_text import whole_limit
-from storage.history import visible_json
-from storage.messages import AgentSessionProvider
+from storage.maybe_async import settle
 from storage.overlays import Overlay
-from storage.records import LATEST, Appended, JsonObject, Latest, encode
+from storage.records import LATEST, JsonObject, Latest, encode
 from storage.tokens import estimate_message_tokens
 
-T = TypeVar("T")
 Rewrite = Callable[[JsonObject], JsonObject | None]
 """The message as it should be, or None to leave it."""
 
@@ -129,12 +124,12 @@ class History:
             raise NotSupported("This session's storage shows no messages that a summary stands for.")
         return messages
 
-    async def snapshot(self) -> tuple[list[JsonObject], Snapshot]:
+    async def snapshot(self) -> tuple[list[JsonObject], SeenHistory]:
         """The history to be summarized, and what `store_summary` needs to see whether it has changed."""
         messages = await self.get_history()
-        return messages, Snapshot.of(messages)
+        return messages, SeenHistory.of(messages)
 
-    async def store_summary(self, result: CompactResult, seen: Snapshot) -> CompactResult | None:
+    async def store_summary(self, result: CompactResult, seen: SeenHistory) -> CompactResult | None:
         """Store an overlay if its range can apply to the path as it is now, and is as it was seen; its range, or None.
 
         What was deleted, replaced, cleared or answered while the summary was being written is not lost to it. What the summary
@@ -199,157 +194,6 @@ class History:
     async def record_usage(self, usage: Usage) -> bool:
         """Add what a call of a model cost to the session's row in the registry; whether there is one."""
         return False
-
-
-class BuiltinHistory(History):
-    """Over `AgentSessionProvider`: every write is one operation of the database and costs the same whatever the history."""
-
-    def __init__(self, provider: AgentSessionProvider) -> None:
-        super().__init__(provider)
-        self._database = provider.database
-        self._session_id = provider.session_id
-
-    async def append(self, message: Any, parent_id: str | Latest | None) -> Written:
-        then = self._cover if late_results.has_tool_parts(message) else None
-        return _written(await self.provider.append_and_estimate(message, parent_id, then=then))
-
-    async def append_all(self, messages: Sequence[Any], parent_id: str | Latest | None) -> list[Written]:
-        appended = await self.provider.append_all_and_estimate(messages, parent_id, then=self._cover)
-        return [_written(each) for each in appended]
-
-    async def upsert(self, message: Any, parent_id: str | Latest | None) -> Written:
-        return _written(await self.provider.upsert_and_estimate(message, parent_id, then=self._cover))
-
-    def _cover(self, connection: sqlite3.Connection, message: JsonObject) -> None:
-        """In the transaction of a new message: what it answers late is summarized with the calls."""
-        if late_results.lone_results(message):
-            late_results.cover_appended(connection, self._session_id, message)
-
-    async def update(self, message: Any) -> Written:
-        return _written(await self.provider.update_and_estimate(message))
-
-    async def delete(self, message_ids: list[str]) -> Written:
-
-        def uncover(connection: sqlite3.Connection) -> None:
-            late_results.uncover(connection, self._session_id)
-
-        return _written(await self.provider.delete_and_estimate(message_ids, then=uncover))
-
-    async def path_tokens(self) -> int:
-        tokens: int = await self.provider.path_tokens()
-        return tokens
-
-    async def get_history_json(self, leaf_id: str | None = None) -> bytes:
-        text: bytes = await self.provider.get_history_json(leaf_id)
-        return text
-
-    async def snapshot(self) -> tuple[list[JsonObject], Snapshot]:
-        text = await self.get_history_json()
-        messages = orjson.loads(text)
-        return messages, Snapshot.of(messages, text)
-
-    async def store_summary(self, result: CompactResult, seen: Snapshot) -> CompactResult | None:
-        session_id = self._session_id
-
-        def store(connection: sqlite3.Connection) -> CompactResult | None:
-            if result.usage is not None:  # was spent, whether the summary can be used or not
-                sessions.add_usage(connection, session_id, result.usage)
-            leaf = leaves.latest(connection, session_id)
-            if leaf is None or not seen.still_holds(result, visible_json(connection, session_id)):
-                return None
-
-            def position(message_id: str) -> int | None:
-                seq = leaves.seq_of(connection, session_id, message_id)
-                return seq if seq is not None and paths.is_on_path(connection, seq, leaf.seq) else None
-
-            applied = compactions.applied(connection, session_id, leaf.seq)
-            placed = place_overlay(result.from_message_id, result.to_message_id, position, applied)
-            if placed is None:
-                return None
-            late = self._answers(connection, seen, *placed)
-            if any(paths.is_on_path(connection, seq, leaf.seq) for seq, _ in late):
-                return None  # an answer has come meanwhile
-            compactions.add(connection, session_id, result.summary, *placed)
-            late_results.cover(connection, session_id, late)
-            late_results.uncover(connection, session_id)
-            return result.at(*placed)
-
-        return await self._write(store)
-
-    def _answers(
-        self, connection: sqlite3.Connection, seen: Snapshot, from_id: str, to_id: str
-    ) -> list[tuple[int, JsonObject]]:
-        """Results, on any branch, of calls that are to be folded without one."""
-        first, last = (leaves.seq_of(connection, self._session_id, end) or 0 for end in (from_id, to_id))
-        found: list[tuple[int, JsonObject]] = []
-        for message_id, call_id in seen.open_calls:
-            call = leaves.seq_of(connection, self._session_id, message_id)
-            if call is not None and first <= call <= last:
-                answers = late_results.answers(connection, self._session_id, call_id, call)
-                found += [(seq, message) for seq, message in answers if not first <= seq <= last]
-        return found
-
-    async def tool_messages(self, name: str) -> list[JsonObject]:
-        return await self._read(lambda connection: containing.on_path(connection, self._session_id, name))
-
-    async def rewrite(self, name: str, rewrite: Rewrite) -> Written:
-        def work(connection: sqlite3.Connection) -> Written:
-            is_changed = False
-            for message in containing.anywhere(connection, self._session_id, name):
-                rewritten = rewrite(message)
-                if rewritten is not None:
-                    message_tree.update(connection, self._session_id, rewritten)
-                    is_changed = True
-            return Written(is_changed, message_tree.path_tokens(connection, self._session_id))
-
-        return await self._write(work)
-
-    async def get_note(self, key: str) -> str | None:
-        return await self._read(lambda connection: _get_note(connection, self._note(key)))
-
-    async def take_note(self, key: str) -> str | None:
-        text = await self.get_note(key)
-        if text is not None:
-            await self.put_note(key, None)
-        return text
-
-    async def put_note(self, key: str, text: str | None) -> None:
-        await self._write(lambda connection: _put_note(connection, self._note(key), text))
-
-    async def record_usage(self, usage: Usage) -> bool:
-        session_id = self._session_id
-        if await self._read(lambda connection: sessions.get(connection, session_id)) is None:
-            return False
-        return await self._write(lambda connection: sessions.add_usage(connection, session_id, usage))
-
-    def _note(self, key: str) -> str:
-        return sessions.note_key(self._session_id, key)
-
-    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await access.read(self._database, work)
-
-    async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await access.write(self._database, work)
-
-
-def history_of(provider: Any) -> History:
-    return BuiltinHistory(provider) if isinstance(provider, AgentSessionProvider) else History(provider)
-
-
-def _written(appended: Appended) -> Written:
-    return Written(appended.inserted, appended.tokens)
-
-
-def _get_note(connection: sqlite3.Connection, key: str) -> str | None:
-    row = connection.execute("SELECT value FROM perdure_state WHERE key = ?", (key,)).fetchone()
-    return None if row is None else row[0]
-
-
-def _put_note(connection: sqlite3.Connection, key: str, text: str | None) -> None:
-    if text is None:
-        connection.execute("DELETE FROM perdure_state WHERE key = ?", (key,))
-    else:
-        connection.execute("INSERT OR REPLACE INTO perdure_state (key, value) VALUES (?, ?)", (key, text))
 
 
 def _plain(row: Any) -> JsonObject:

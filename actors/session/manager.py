@@ -13,10 +13,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, TypeAlias, TypedDict, TypeVar, overload
 
 from actors.session.blocks import ContextConfig
-from actors.session.building import Parts, block_config
-from actors.session.history import Written, history_of
+from actors.session.building import Parts
+from actors.session.builtin_history import history_of
+from actors.session.configuration import (
+    Configurable,
+    Configuration,
+    block_configs,
+    checked_counter,
+    checked_function,
+    checked_handler,
+    checked_label,
+    checked_threshold,
+)
+from actors.session.history import Written
 from actors.session.past import PastSessions, search_tool
-from actors.session.providers import check_prompt_store
 from actors.session.session import Message, Session
 from actors.session.tools import Tool
 from compaction import CompactFunction, TokenCounter, Usage
@@ -80,7 +90,7 @@ class _Create:
         return manager if instance is None else instance._create
 
 
-class SessionManager:
+class SessionManager(Configurable):
     """The sessions of one conversation: made, listed, forked, searched and deleted; all with the same configuration.
 
     ``SessionManager.create(owner)`` makes a manager of a database or of an object with ``.database`` (an `Agent`); the builder
@@ -106,63 +116,33 @@ class SessionManager:
         searchable_history: str | None = None,
     ) -> None:
         """``cached_prompt``: True, or a provider with get and set. The rest is as for the builder methods."""
+        super().__init__(
+            Configuration(
+                blocks=block_configs(context),
+                compaction=None if compaction is None else checked_function(compaction),
+                threshold=None if compact_after is None else checked_threshold(compact_after),
+                token_counter=None if token_counter is None else checked_counter(token_counter),
+                on_compaction_error=None if on_compaction_error is None else checked_handler(on_compaction_error),
+            )
+        )
         self._owner = owner
         self._database = database_of(owner)
         self._sessions: dict[str, _Held] = {}
-        self._context = [block_config(item) for item in context]
-        self._cached_prompt = cached_prompt
-        self._compaction = compaction
-        self._compact_after = compact_after
-        self._token_counter = token_counter
-        self._on_compaction_error = on_compaction_error
-        self._history_label = searchable_history
+        self._history_label: str | None = None
+        if cached_prompt is not False and cached_prompt is not None:
+            self.with_cached_prompt(None if cached_prompt is True else cached_prompt)
+        if searchable_history is not None:
+            self.with_searchable_history(searchable_history)
         self._past = PastSessions(self)
         self.failed_searches = 0
         """How many searches found nothing because the index could not be read."""
 
     # ---- configuration ----------------------------------------------------------------------------------------
 
-    def with_context(
-        self, label: str, *, description: str | None = None, max_tokens: float | None = None, provider: Any = None
-    ) -> Self:
-        """Give every session a context block. A provider object is one for all of them; without one each has its own row."""
-        self._refuse_once_used()
-        self._context.append(block_config(ContextConfig(label, description, max_tokens, provider)))
-        return self
-
-    def with_cached_prompt(self, provider: Any = None) -> Self:
-        """Keep the frozen prompt of every session where it survives the object."""
-        self._refuse_once_used()
-        if provider is not None:
-            check_prompt_store(provider)
-        self._cached_prompt = True if provider is None else provider
-        return self
-
-    def on_compaction(self, function: CompactFunction) -> Self:
-        """Register the function that folds messages, for every session."""
-        self._refuse_once_used()
-        self._compaction = function
-        return self
-
-    def compact_after(self, threshold: float, *, token_counter: TokenCounter | None = None) -> Self:
-        """Let every session compact by itself above this estimate."""
-        self._refuse_once_used()
-        self._compact_after = threshold
-        if token_counter is not None:
-            self._token_counter = token_counter
-        return self
-
-    def on_compaction_error(self, handler: Callable[[Exception], Any]) -> Self:
-        """Be told of errors of automatic compaction in any session."""
-        self._refuse_once_used()
-        self._on_compaction_error = handler
-        return self
-
     def with_searchable_history(self, label: str) -> Self:
         """Give every session a block through which its model can search the messages of all sessions."""
         self._refuse_once_used()
-        block_config(ContextConfig(label))
-        self._history_label = label
+        self._history_label = checked_label(label)
         return self
 
     # ---- sessions ---------------------------------------------------------------------------------------------
@@ -378,25 +358,11 @@ class SessionManager:
 
     def _build(self, session_id: str) -> Session:
         session = Session.create(self._owner).for_session(session_id)
-        for config in self._context:
-            session.with_context(
-                config.label,
-                description=config.description,
-                max_tokens=config.max_tokens,
-                provider=config.provider,
-            )
+        session._configuration = self._configuration.copy()
         if self._history_label is not None:
             session.with_context(
                 self._history_label, description="Cross-session conversation history", provider=self._past
             )
-        if self._cached_prompt:
-            session.with_cached_prompt(None if self._cached_prompt is True else self._cached_prompt)
-        if self._compaction is not None:
-            session.on_compaction(self._compaction)
-        if self._compact_after is not None:
-            session.compact_after(self._compact_after, token_counter=self._token_counter)
-        if self._on_compaction_error is not None:
-            session.on_compaction_error(self._on_compaction_error)
         return session
 
     async def _begin(self, work: Callable[[sqlite3.Connection], forks.Begun]) -> SessionInfo:

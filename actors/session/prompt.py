@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from actors.session.blocks import ContextBlock, ContextBlocks
-from actors.session.providers import settle, text_of
+from actors.session.provider_checks import text_of
+from storage.maybe_async import settle
 from storage.tokens import estimate_string_tokens
 
 BAR = "═" * 46

@@ -5,7 +5,8 @@ from typing import Any
 
 from actors.errors import NotSupported
 from actors.session.blocks import ContextBlock, ContextConfig
-from actors.session.building import SessionBuilder, block_config
+from actors.session.building import SessionBuilder
+from actors.session.configuration import block_config
 from actors.session.history import Written
 from actors.session.tools import Tool
 from compaction import CompactResult, Usage

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from actors.session.blocks import ContextBlocks
 from actors.session.history import History
 from actors.session.prompt import SystemPrompt
-from actors.session.providers import settle
 from compaction import TokenCounter
+from storage.maybe_async import settle
 
 Frame = dict[str, Any]
 Phase = Literal["idle", "compacting"]

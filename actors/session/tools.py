@@ -10,9 +10,10 @@ from actors.errors import BlockNotWritable, BlockTooLarge
 from actors.session.blocks import ContextBlock, ContextBlocks
 from actors.session.keys import entry_key
 from actors.session.prompt import number, percentage
-from actors.session.providers import settle, text_of
+from actors.session.provider_checks import text_of
 from actors.session.skills import LOAD_TOOL, UNLOAD_TOOL, LoadedSkills, not_found
 from storage import json_text
+from storage.maybe_async import settle
 
 Schema = dict[str, Any]
 

@@ -8,7 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ("session", "conversation", "cluster", "gateway")  # each may import those before it
-COMPACTION_MAY_IMPORT = ("storage.records", "storage.tokens", "storage.overlays", "storage.errors")
+COMPACTION_MAY_IMPORT = (
+    "storage.records",
+    "storage.tokens",
+    "storage.overlays",
+    "storage.errors",
+    "storage.maybe_async",
+)
 ONLY_IN = {
     "aiosqlite": ("storage/database.py",),
     "ray": ("actors/cluster/",),
