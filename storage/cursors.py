@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 
 from storage.errors import InvalidArgument
+from storage.records import clean
 
 MOST: Final = 1_000
 """Rows of one page."""
@@ -28,7 +29,7 @@ def checked_limit(limit: Any) -> int:
 
 def scope(*facts: str | None) -> int:
     """A mark of a listing: what it lists, of which session, in which order."""
-    return mark(orjson.dumps(facts).decode())
+    return mark(orjson.dumps([None if fact is None else clean(fact) for fact in facts]).decode())
 
 
 def mark(text: str) -> int:

@@ -40,6 +40,8 @@ def page(
     if order not in _PAGES:
         raise InvalidArgument(f"the order of messages is {', '.join(map(repr, _PAGES))}, not {order!r}")
     limit = cursors.checked_limit(limit)
+    if leaf_id is not None and not isinstance(leaf_id, str):
+        raise InvalidArgument(f"the leaf of a page must be a message id, not {type(leaf_id).__name__}")
     scope = cursors.scope("messages", session_id, order, leaf_id or None)
     rows, next_place = _PAGES[order](connection, session_id, limit, cursor, scope, leaf_id)
     found: JsonObject = {"messages": [_record(row) for row in rows]}

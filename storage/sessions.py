@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import orjson
 
-from storage import compactions, contexts, cursors, full_text, search
+from storage import compactions, contexts, cursors, full_text, notes, search
 from storage.errors import InvalidArgument, LimitExceeded, UnknownSession
 from storage.records import SessionInfo, clean
 
@@ -113,6 +113,7 @@ def listed(
 
     ``before``: only those behind this place. ``owner`` and ``tag`` None: whatever they are.
     """
+    owner, tag = checked_filter(owner, "owner"), checked_filter(tag, "tag")
     place = {"updated": "change", "created": "seq"}[order]
     conditions = {
         f"{place} < ?": before,
@@ -141,6 +142,7 @@ def page(
     if order not in ("updated", "created"):
         raise InvalidArgument(f"the order of sessions is 'updated' or 'created', not {order!r}")
     limit = cursors.checked_limit(limit)
+    owner, tag = checked_filter(owner, "owner"), checked_filter(tag, "tag")
     scope = cursors.scope("sessions", order, owner, tag)
     before = None if cursor is None else cursors.decode(cursor, scope, 1)[0]
     found = listed(connection, owner=owner, tag=tag, order=order, before=before, limit=limit + 1)
@@ -215,21 +217,8 @@ def delete(connection: sqlite3.Connection, session_id: str) -> bool:
     compactions.clear(connection, session_id)
     contexts.clear_blocks(connection, session_id)
     search.clear_entries(connection, session_id)
-    clear_notes(connection, session_id)
+    notes.clear(connection, session_id)
     return connection.execute("DELETE FROM assistant_sessions WHERE id = ?", (session_id,)).rowcount > 0
-
-
-def note_key(session_id: str, name: str) -> str:
-    """Where a session keeps a text for itself in ``perdure_state``; a name has no colon, a session id may."""
-    return f"session:{session_id}:{name}"
-
-
-def clear_notes(connection: sqlite3.Connection, session_id: str) -> None:
-    prefix = note_key(session_id, "")
-    statement = """DELETE FROM perdure_state
-                   WHERE key >= ?1 AND substr(key, 1, length(?1)) = ?1 AND instr(substr(key, length(?1) + 1), ':') = 0
-                         AND key < ?2"""
-    connection.execute(statement, (prefix, prefix[:-1] + ";"))
 
 
 def inherited(info: SessionInfo, name: str, **changes: Any) -> NewSession:
@@ -245,6 +234,13 @@ def checked_text(value: Any, what: str) -> str:
     if len(text) * 4 > MAX_TEXT_BYTES and len(text.encode()) > MAX_TEXT_BYTES:
         raise LimitExceeded(f"The {what} of a session", f"{MAX_TEXT_BYTES:,} bytes")
     return text
+
+
+def checked_filter(value: Any, what: str) -> str | None:
+    """What to look for; no length is too much for that. Raises InvalidArgument."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgument(f"the {what} of sessions to find must be a text, not {type(value).__name__}")
+    return None if value is None else clean(value)
 
 
 def checked_tags(tags: Any) -> tuple[str, ...]:

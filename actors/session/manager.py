@@ -257,7 +257,7 @@ class SessionManager(Configurable):
             await session.append_messages(given, parent_id)
         if given:
             return _message_id(given[-1])
-        return parent_id if isinstance(parent_id, str) else None
+        return clean(parent_id) if isinstance(parent_id, str) else None
 
     async def get_history(self, session_id: str, leaf_id: str | None = None) -> Messages:
         return await self._provider(session_id).get_history(leaf_id)
