@@ -1,4 +1,8 @@
-"""Pure decisions about what to fold into a summary: no files, no clock, no network."""
+"""Pure decisions about what to fold into a summary: no files, no network.
+
+No clock either, with one exception that decides nothing: the stubs of `sanitize_tool_pairs` say when they were
+made.
+"""
 
 from compaction.boundaries import (
     align_boundary_backward,

@@ -1,10 +1,11 @@
 """Repairs a history in which calls and results have lost each other, so that a model accepts it."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from compaction.messages import Given, Message, plain
-from compaction.tool_pairs import has_any_output, is_call, parts, tool_call_id
+from compaction.messages import Given, plain
+from compaction.tool_pairs import Part, Place, links, open_calls, parts, places
 from storage.records import timestamp
 
 STUB_RESULT = "[Result from earlier conversation — see context summary above]"  # text of the interface
@@ -15,46 +16,38 @@ def sanitize_tool_pairs(messages: Sequence[Given]) -> list[dict[str, Any]]:
 
     Results without a call before them are removed, calls without a result after them get a stub, as a message of its own right
     behind the call's. Messages without parts are removed. A preliminary output counts as a result here: a model may see it.
+
+    Which result is whose, also where an id is used again, is decided by `compaction.tool_pairs.links`. A stub has the time at
+    which it is made, and an id that follows from its call's: stubs for calls with one id have one id too, for they are made
+    for a model's input, not to be stored.
     """
-    kept: list[Message] = []
-    called: set[str] = set()
-    for message in plain(messages):
+    history = plain(messages)
+    found = list(places(history, preliminary=True))
+    lost = _lost_results(found)
+    unanswered: dict[int, list[Place]] = defaultdict(list)
+    for call in open_calls(found):
+        unanswered[call.message].append(call)
+    repaired: list[dict[str, Any]] = []
+    for index, message in enumerate(history):
         whole = parts(message)
-        sound: list[Any] = []
-        for part in whole:
-            if _is_call(message, part):
-                called.add(part["toolCallId"])
-            if not _is_result(message, part) or part["toolCallId"] in called:
-                sound.append(part)
+        sound = [part for number, part in enumerate(whole) if number not in lost[index]]
         if sound:
-            kept.append(message if len(sound) == len(message["parts"]) else {**message, "parts": sound})
-    return _with_stubs(kept)
+            repaired.append(dict(message) if len(sound) == len(message["parts"]) else {**message, "parts": sound})
+            repaired += [_stub(whole[call.part]) for call in unanswered[index]]
+    return repaired
 
 
-def _with_stubs(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    answered: set[str] = set()
-    backward: list[dict[str, Any]] = []
-    for message in reversed(messages):
-        unanswered: list[Any] = []
-        for part in reversed(parts(message)):
-            if _is_result(message, part):
-                answered.add(part["toolCallId"])
-            if _is_call(message, part) and part["toolCallId"] not in answered:
-                unanswered.append(part)
-        backward += map(_stub, unanswered)
-        backward.append(dict(message))
-    return backward[::-1]
+def _lost_results(found: list[Place]) -> dict[int, set[int]]:
+    """By message, the indexes of the parts that are results of no call."""
+    linked = links(found)
+    lost: dict[int, set[int]] = defaultdict(set)
+    for place in found:
+        if place.is_result and place not in linked:
+            lost[place.message].add(place.part)
+    return lost
 
 
-def _is_call(message: Message, part: Any) -> bool:
-    return tool_call_id(part) is not None and is_call(message, part)
-
-
-def _is_result(message: Message, part: Any) -> bool:
-    return tool_call_id(part) is not None and has_any_output(part)
-
-
-def _stub(part: Any) -> dict[str, Any]:
-    call_id, name = part["toolCallId"], part.get("toolName")
+def _stub(call: Part) -> dict[str, Any]:
+    call_id, name = call["toolCallId"], call.get("toolName")
     result = {"type": "tool-result", "toolCallId": call_id, "toolName": name or "unknown", "result": STUB_RESULT}
     return {"id": f"stub-{call_id}", "role": "assistant", "parts": [result], "createdAt": timestamp()}

@@ -2,15 +2,18 @@
 
 A call is a part of an assistant message with a ``toolCallId``, of type ``tool-NAME``, ``dynamic-tool`` or ``tool-call``. Its
 result is in the same part (``output``, or a final ``state``), or in a part with the same ``toolCallId`` of another message: any
-tool part of a message that is not the assistant's (role ``tool``), or a ``tool-result`` part. An id may be used again: a result
-belongs to the nearest call before it.
+tool part of a message that is not the assistant's (role ``tool``), or a ``tool-result`` part.
+
+An id may be used again. A result belongs to the nearest message before it that makes the call; if that one makes several calls
+with this id, to the first of them that has none yet. Whoever asks what belongs together asks `links`.
 
 An output that is marked ``preliminary`` answers nothing: its call is open until a final one has come.
 
 What a call asked for and what an answer says is read here too, by `input_of` and `answer_of`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -41,9 +44,10 @@ DENIED = "The user did not allow this call."
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a tool part is, and the index of its message. A part can be a call and its own result."""
+    """What a tool part is, the index of its message, and its index in `parts` of it. A part can be a call and its own result."""
 
     message: int
+    part: int
     call_id: str
     is_call: bool
     is_result: bool
@@ -133,14 +137,15 @@ def parts(message: Message) -> list[Part]:
     return [part for part in message.get("parts") or () if isinstance(part, Mapping)]
 
 
-def places(messages: Sequence[Message]) -> Iterator[Place]:
-    """All calls and results, in order."""
+def places(messages: Sequence[Message], *, preliminary: bool = False) -> Iterator[Place]:
+    """All calls and results, in order; with ``preliminary`` outputs that are not final are results too."""
     for index, message in enumerate(messages):
-        for part in parts(message):
+        for number, part in enumerate(parts(message)):
             call_id = tool_call_id(part)
             if call_id is not None:
+                answers = has_any_output(part) if preliminary else is_result(message, part)
                 asks = part.get("state") in APPROVAL_STATES
-                found = Place(index, call_id, is_call(message, part), is_result(message, part), asks)
+                found = Place(index, number, call_id, is_call(message, part), answers, asks)
                 if found.is_call or found.is_result:
                     yield found
 
@@ -149,6 +154,33 @@ def is_results_only(message: Message) -> bool:
     """Whether the message holds results and nothing else (such messages do not make a call older)."""
     held = parts(message)
     return bool(held) and all(is_result(message, part) and not is_call(message, part) for part in held)
+
+
+def links(found: Iterable[Place]) -> dict[Place, Place]:
+    """Each result with the call that it answers. Results without any call before them are left out.
+
+    A part that is both answers itself, unless the nearest call before it is still open: then it repeats that call to answer it.
+    """
+    newest: dict[str, Place] = {}  # the nearest call by its id
+    is_open: dict[str, deque[Place]] = defaultdict(
+        deque
+    )  # the calls of its message with that id which have no result yet
+    linked: dict[Place, Place] = {}
+    for place in found:
+        nearest, waiting = newest.get(place.call_id), is_open[place.call_id]
+        if place.is_result and waiting:
+            linked[place] = waiting.popleft()
+        elif place.is_result and place.is_call:
+            linked[place] = place
+        elif place.is_result and nearest is not None:
+            linked[place] = nearest
+        if place.is_call:
+            if nearest is not None and nearest.message != place.message:
+                waiting.clear()
+            newest[place.call_id] = place
+            if not place.is_result:
+                waiting.append(place)
+    return linked
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,31 +194,22 @@ class Pair:
 
 
 def pairs(messages: Sequence[Message]) -> list[Pair]:
-    """Each result with the nearest call before it. Results without any call before them are left out."""
-    newest: dict[str, int] = {}
-    is_open: dict[str, bool] = {}
-    found: list[Pair] = []
-    for place in places(messages):
-        if place.is_result:
-            if place.call_id in newest and (not place.is_call or is_open[place.call_id]):
-                found.append(Pair(newest[place.call_id], place.message, needs_call=not place.is_call))
-            is_open[place.call_id] = False
-        if place.is_call:
-            newest[place.call_id] = place.message
-            is_open[place.call_id] = not place.is_result
-    return found
+    """`links` as indexes of messages, in the order of the results."""
+    return [
+        Pair(call.message, result.message, needs_call=not result.is_call)
+        for result, call in links(places(messages)).items()
+    ]
 
 
 def unanswered(messages: Sequence[Message]) -> list[Place]:
-    """Calls without a final result in their own part or later, in order."""
-    answered: set[str] = set()
-    found: list[Place] = []
-    for place in reversed(list(places(messages))):
-        if place.is_result:
-            answered.add(place.call_id)
-        elif place.call_id not in answered:
-            found.append(place)
-    return found[::-1]
+    """Calls without a final result, in order."""
+    return open_calls(list(places(messages)))
+
+
+def open_calls(found: Sequence[Place]) -> list[Place]:
+    """Those of these calls that none of these results answers."""
+    answered = set(links(found).values())
+    return [place for place in found if place.is_call and not place.is_result and place not in answered]
 
 
 def waiting_and_abandoned(messages: Sequence[Message]) -> tuple[list[Place], list[Place]]:

@@ -19,12 +19,15 @@ from compaction import (
 )
 from compaction.tool_pairs import (
     DENIED,
+    Pair,
     answer_of,
     has_any_output,
     input_of,
     is_call,
     is_result,
+    links,
     pairs,
+    places,
     tool_call_id,
     tool_name,
     unanswered,
@@ -203,14 +206,20 @@ def holds(message: Message) -> list[tuple[str, bool, bool]]:
 
 
 def check_pairs(messages: list[Message]) -> None:
-    called: set[str] = set()
-    answered: set[str] = set()
+    """Each result has a call before it; before a message makes a call again, the calls with that id have as many results."""
+    missing: dict[str, int] = {}
     for message in messages:
+        own = {key for key, calls, _ in holds(message) if calls}
+        for key in own & set(missing):
+            is_repeated = all(results for other, calls, results in holds(message) if other == key and calls)
+            assert missing[key] <= (1 if is_repeated else 0), key
         for key, calls, results in holds(message):
-            called |= {key} if calls else set()
-            assert not results or key in called
-            answered |= {key} if results else set()
-    assert called == answered
+            assert calls or key in missing
+            if calls and not results:
+                missing[key] = missing.get(key, 0) + 1
+            else:
+                missing[key] = max(0, missing.get(key, 0) - 1)
+    assert not any(missing.values())
 
 
 @st.composite
@@ -247,6 +256,56 @@ def test_a_history_that_lacks_nothing_is_left_as_it_is(history: History) -> None
     }
     if not late:
         assert sanitize_tool_pairs(history.messages) == history.messages
+
+
+def done(identity: str, key: str) -> Message:
+    part = {"type": "tool-f", "toolCallId": key, "toolName": "f", "input": {}, "output": 1, "state": "output-available"}
+    return {"id": identity, "role": "assistant", "parts": [part]}
+
+
+MADE: dict[str, Any] = {"call": call, "result": result, "done": done}
+reused = st.lists(
+    st.tuples(st.sampled_from(["call", "call", "result", "done"]), st.sampled_from(["k", "l"]), st.integers(1, 2)),
+    max_size=9,
+)
+
+
+@bounded
+@given(reused)
+def test_a_repaired_history_has_each_pair_whole_where_ids_are_used_again(steps: list[tuple[str, str, int]]) -> None:
+    messages = [
+        MADE[kind](f"m{number}", *[key] * (1 if kind == "done" else count))
+        for number, (kind, key, count) in enumerate(steps)
+    ]
+    repaired = sanitize_tool_pairs(messages)
+    check_pairs(repaired)
+    assert unanswered(repaired) == []
+    assert sanitize_tool_pairs(repaired) == repaired
+    calls = [message for message in messages if message["role"] == "assistant"]
+    assert [message for message in repaired if message in calls] == calls
+
+
+def ids_of(messages: list[Message]) -> list[str]:
+    return [message["id"] for message in messages]
+
+
+def test_each_call_whose_id_is_used_again_without_an_answer_gets_a_stub_of_its_own() -> None:
+    turns = [call("c1", "x"), text("t"), call("c2", "x"), result("r", "x")]
+    assert ids_of(sanitize_tool_pairs(turns)) == ["c1", "stub-x", "t", "c2", "r"]
+    twice = [call("c1", "x"), call("c2", "x"), call("c3", "x")]
+    assert ids_of(sanitize_tool_pairs(twice)) == ["c1", "stub-x", "c2", "stub-x", "c3", "stub-x"]
+    assert [place.message for place in unanswered(turns)] == [0]
+    assert pairs(turns) == [Pair(2, 3, needs_call=True)]
+
+
+def test_calls_of_one_message_with_one_id_are_answered_in_their_order() -> None:
+    messages = [call("c", "x", "x"), result("r", "x"), result("s", "x")]
+    assert {result.message: (call.message, call.part) for result, call in links(places(messages)).items()} == {
+        1: (0, 0),
+        2: (0, 1),
+    }
+    assert [place.part for place in unanswered(messages[:2])] == [1]
+    assert ids_of(sanitize_tool_pairs(messages[:2])) == ["c", "stub-x", "r"]
 
 
 def test_a_result_before_its_call_is_none() -> None:

@@ -62,6 +62,11 @@ def test_compaction_imports_only_the_pure_parts_of_storage() -> None:
     assert offences("compaction", "actors", "aiosqlite", "sqlite3", "ray", "websockets", "time", "datetime") == []
 
 
+def test_compaction_looks_at_a_clock_only_to_date_the_stubs_of_lost_results() -> None:
+    users = [path.name for path in modules("compaction") if "storage.records.timestamp" in imports(path)]
+    assert users == ["sanitize.py"]
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_of_actors_imports_no_layer_above_it(layer: str) -> None:
     above = LAYERS[LAYERS.index(layer) + 1 :]
