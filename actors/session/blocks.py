@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 from pydantic.alias_generators import to_camel
 
 from actors.errors import BlockNotWritable, BlockTooLarge, NotSupported, UnknownBlock
@@ -39,6 +39,10 @@ class ContextBlock(BaseModel):
     writable: bool = False
     is_skill: bool = False
     is_searchable: bool = False
+
+    @model_serializer(mode="wrap")
+    def _to_wire(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from vector_files import DEFAULT_DIRECTORY, load_scenarios, storage_only
+from vector_files import DEFAULT_DIRECTORY, is_same_set, load_scenarios, storage_only
 from vector_runner import Outcome
 
 
@@ -69,7 +69,7 @@ def account(pytestconfig: pytest.Config) -> Account:
 
 @pytest.fixture
 def is_default_set(pytestconfig: pytest.Config) -> bool:
-    return vectors_directory(pytestconfig) == DEFAULT_DIRECTORY.resolve()
+    return is_same_set(vectors_directory(pytestconfig), DEFAULT_DIRECTORY)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

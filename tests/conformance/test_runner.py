@@ -1,14 +1,21 @@
 """The runner is as strict as FORMAT.md says: what must fail fails, what may differ is counted apart."""
 
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vector_files import Scenario, expand, load_scenarios, storage_only
+from vector_files import DEFAULT_DIRECTORY, Scenario, expand, is_same_set, load_scenarios, storage_only
 from vector_matching import Unbound, match, substitute
+from vector_operations import plain
 from vector_runner import run
+from vector_summaries import seen_in
 from vector_world import World
+
+from actors.session import ContextBlock
+from compaction import build_summary_prompt
+from storage.records import SearchResult
 
 NOW = datetime.now(UTC)
 
@@ -202,3 +209,81 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path, document: str) -> N
 def test_a_directory_without_vectors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no vector files"):
         load_scenarios(tmp_path)
+
+
+def said(name: str, text: str | None = None) -> dict[str, Any]:
+    parts = [{"type": "text", "text": f"the text of message {name}" if text is None else text}]
+    return {"id": name, "role": "user", "parts": parts}
+
+
+def seen(shown: list[dict[str, Any]], visible: list[dict[str, Any]], previous: str | None = None) -> Any:
+    found = seen_in(build_summary_prompt(shown, previous, 1234), visible)
+    return found if "unclear_prompt" in found else (found["previous_summary"], found["turn_texts"], found["budget"])
+
+
+MESSAGES = [said(name) for name in "abcd"]
+TEXTS = [message["parts"][0]["text"] for message in MESSAGES]
+
+
+def test_what_a_summarizer_saw_is_exactly_what_its_prompt_shows() -> None:
+    assert seen(MESSAGES[1:3], MESSAGES) == (None, TEXTS[1:3], 1234)
+    assert seen(MESSAGES[1:3], MESSAGES, "what was before") == ("what was before", TEXTS[1:3], 1234)
+    assert seen([said("x", "")], [said("x", ""), *MESSAGES]) == (None, [], 1234)
+
+
+def test_a_turn_that_is_left_out_moved_or_shown_twice_makes_another_list() -> None:
+    assert seen([MESSAGES[0], MESSAGES[2]], MESSAGES) == (None, [TEXTS[0], TEXTS[2]], 1234)
+    assert seen([MESSAGES[1], MESSAGES[0]], MESSAGES) == (None, [TEXTS[1], TEXTS[0]], 1234)
+    assert seen([MESSAGES[0], MESSAGES[0]], MESSAGES) == (None, [TEXTS[0], TEXTS[0]], 1234)
+    short = [said("p", "no"), said("q", "yes"), said("r", "no")]
+    for shown in (short, short[:2], short[1:], short[::2]):
+        assert seen(shown, short) == (None, [message["parts"][0]["text"] for message in shown], 1234)
+
+
+def test_a_turn_that_holds_another_is_told_from_it() -> None:
+    first, both = said("a", "first line"), said("b", "first line\nsecond line")
+    assert seen([both], [first, both]) == (None, ["first line\nsecond line"], 1234)
+    assert seen([first, both], [first, both]) == (None, ["first line", "first line\nsecond line"], 1234)
+
+
+def test_a_previous_summary_counts_only_between_its_markers() -> None:
+    summary = said("compaction_1", "what was before, in short")
+    assert seen([summary, *MESSAGES], [summary, *MESSAGES]) == (None, ["what was before, in short", *TEXTS], 1234)
+    beside = build_summary_prompt(MESSAGES, None, 7) + "\n\nwhat was before, in short"
+    assert "unclear_prompt" in seen_in(beside, [summary, *MESSAGES])
+
+
+def test_a_text_that_is_changed_or_stands_elsewhere_is_not_shown() -> None:
+    prompt = build_summary_prompt(MESSAGES[:2], None, 7)
+    assert seen_in(prompt.replace(TEXTS[0], TEXTS[0][:-1]), MESSAGES)["turn_texts"] == [TEXTS[1]]
+    for wrong in (
+        prompt.replace("===", "---"),
+        TEXTS[3] + prompt,
+        prompt.replace(TEXTS[0], f"{TEXTS[0]} and {TEXTS[3]}"),
+        prompt.replace("about 7 tokens", "about 7 tokens, or about 8 tokens"),
+        prompt.replace("about 7 tokens", "in some words"),
+    ):
+        assert "unclear_prompt" in seen_in(wrong, MESSAGES)
+
+
+def test_models_are_compared_as_they_write_themselves() -> None:
+    assert plain(ContextBlock(label="soul")) == {
+        "label": "soul",
+        "content": "",
+        "tokens": 0,
+        "writable": False,
+        "isSkill": False,
+        "isSearchable": False,
+    }
+    assert plain([SearchResult(id="m", role="user", content="x")])[0]["createdAt"] is None
+
+
+def test_the_default_set_is_known_by_its_content(tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(DEFAULT_DIRECTORY, tmp_path / "copy"))
+    (copy / "README.md").write_text("no vectors")
+    assert is_same_set(copy, DEFAULT_DIRECTORY)
+    first = min(copy.glob("*.json"))
+    first.write_bytes(first.read_bytes() + b"\n")
+    assert not is_same_set(copy, DEFAULT_DIRECTORY)
+    first.unlink()
+    assert not is_same_set(copy, DEFAULT_DIRECTORY)

@@ -45,6 +45,15 @@ def load_scenarios(directory: Path) -> list[Scenario]:
     return scenarios
 
 
+def is_same_set(one: Path, other: Path) -> bool:
+    """Whether two directories hold the same vector files, wherever they are."""
+    return one.resolve() == other.resolve() or _texts(one) == _texts(other)
+
+
+def _texts(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.glob("*.json")}
+
+
 def _scenario(area: str, raw: dict[str, Any]) -> Scenario:
     expanded = expand(raw)
     has_frames = bool(expanded["setup"].get("broadcast"))

@@ -71,9 +71,9 @@ async def perform(session: Session, harness: Harness, owner: Any, op: str, args:
 
 
 def plain(value: Any) -> Any:
-    """Models by their wire names; the rest as it is."""
+    """Models as they write themselves, by their wire names: what has no value they must leave out; the rest as it is."""
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return value.model_dump(mode="json", by_alias=True)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, set | frozenset):

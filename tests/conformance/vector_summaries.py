@@ -1,16 +1,17 @@
 """The compaction function of kind ``summarize`` (FORMAT.md 3.3): `create_compact_function` with a scripted ``summarize``.
 
-What the summarizer saw is read from the prompt, whose wording is free: which messages' texts are in it, in which order, and
-no others; and the number that it names as the target size.
+What the summarizer saw is read from the prompt, whose wording is free: what stands between the markers of the previous summary,
+whose texts stand between those of the conversation, in which order, and no others; and the number named as the target size.
 """
 
 import re
 from typing import Any
 
-from compaction import create_compact_function, is_compaction_message
+from compaction import create_compact_function
 
 LONG = 20
 TARGET = re.compile(r"about (\d+) tokens")
+SECTION = r"^(=+) {title} \1\n\n(?:(?P<content>.*)\n\n)?\1 END OF {title} \1$"
 
 
 def compact_function(harness: Any) -> Any:
@@ -55,47 +56,41 @@ def count(counter: dict[str, Any], messages: list[dict[str, Any]]) -> float:
 def seen_in(prompt: str, visible: list[dict[str, Any]]) -> dict[str, Any]:
     """``{previous_summary, turn_texts, budget}`` as the prompt shows them.
 
-    The turns are the run of neighbours among the visible messages whose texts are in the prompt in their order and exactly as
-    often as in the run, while the text of no other message is; messages without any text do not show. Where there is no such
-    run, the prompt itself is recorded, which equals nothing.
+    The turns are those visible messages whose texts are whole lines of the conversation, in the order of the prompt, so one that
+    was left out, shown twice or moved makes another list. Where a text is anywhere else too, or the target size is not clear,
+    the prompt itself is recorded, which equals nothing.
     """
-    targets = TARGET.findall(prompt)
-    runs = [
-        visible[start:end]
-        for start in range(len(visible))
-        for end in range(start + 1, len(visible) + 1)
-        if is_shown(prompt, visible, visible[start:end])
-    ]
-    if len(targets) != 1 or not runs:
+    previous, conversation = section(prompt, "PREVIOUS SUMMARY"), section(prompt, "CONVERSATION")
+    if conversation is None:
         return {"unclear_prompt": prompt}
-    run = min(runs, key=len)
-    summaries = [text_of(message) for message in run if is_compaction_message(message)]
-    return {
-        "previous_summary": "\n\n".join(summaries) or None,
-        "turn_texts": [
-            text for text in (text_of(message) for message in run if not is_compaction_message(message)) if text
-        ],
-        "budget": int(targets[0]),
-    }
+    targets = TARGET.findall(prompt[: min(found.start() for found in sections(prompt))])
+    texts = {text for text in map(text_of, visible) if text}
+    shown = shown_in(conversation, texts)
+    told = [*shown, previous or ""]
+    strays = [
+        text for text in texts if len(text) >= LONG and prompt.count(text) != sum(one.count(text) for one in told)
+    ]
+    if len(targets) != 1 or strays:
+        return {"unclear_prompt": prompt}
+    return {"previous_summary": previous, "turn_texts": shown, "budget": int(targets[0])}
 
 
-def is_shown(prompt: str, visible: list[dict[str, Any]], run: list[dict[str, Any]]) -> bool:
-    """Whether the prompt holds the texts of this run, each as often as the run does, in order, and no text of another message."""
-    shown = "\n\n".join(text for text in map(text_of, run) if text)
-    if any(occurrences(prompt, text) != occurrences(shown, text) for text in map(text_of, visible) if text):
-        return False
-    position = 0
-    for text in filter(None, map(text_of, run)):
-        position = prompt.find(text, position)
-        if position < 0:
-            return False
-        position += len(text)
-    return True
+def sections(prompt: str, *titles: str) -> list[re.Match[str]]:
+    patterns = [SECTION.format(title=title) for title in titles or ("PREVIOUS SUMMARY", "CONVERSATION")]
+    found = [re.search(pattern, prompt, re.MULTILINE | re.DOTALL) for pattern in patterns]
+    return [match for match in found if match is not None]
 
 
-def occurrences(where: str, text: str) -> int:
-    """How often a text is there; one that is short enough to be a word of the instructions only where it is whole lines."""
-    return where.count(text) if len(text) >= LONG else len(re.findall(rf"^{re.escape(text)}$", where, re.MULTILINE))
+def section(prompt: str, title: str) -> str | None:
+    """What stands between the markers of this title."""
+    return next((found["content"] or "" for found in sections(prompt, title)), None)
+
+
+def shown_in(conversation: str, texts: set[str]) -> list[str]:
+    """Those of the texts that are whole lines of the conversation, in its order; where two begin at one place, the longer."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    either = "|".join(map(re.escape, longest_first))
+    return re.findall(rf"^(?:{either})$", conversation, re.MULTILINE) if either else []
 
 
 def text_of(message: dict[str, Any]) -> str:
