@@ -1,48 +1,63 @@
-"""The stored overlays of a session: which of them apply to a path, and what happens to them when messages go.
+"""The stored overlays of a session, and what happens to them when messages come and go.
+
+Which of them apply to a path is read in `storage.visibility`.
 
 Every function works on a connection, in the caller's transaction.
 """
 
 import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator
 
-from storage import leaves, overlays, paths
+from storage import late_results, leaves, paths
 from storage.errors import InvalidArgument
-from storage.overlays import Applied, Overlay, overlay_message
+from storage.overlays import Overlay, overlay_message
 from storage.paths import Range, Sums
 from storage.records import COMPACTION_PREFIX, JsonObject, clean
 from storage.tokens import estimate_one
+from storage.visibility import COLUMNS, recount
 
-_COLUMNS = "seq, id, summary, from_message_id, to_message_id, created_at, tok"
 
+def add(
+    connection: sqlite3.Connection, session_id: str, summary: str, from_id: str, to_id: str, *, call: int | None = None
+) -> JsonObject:
+    """Store an overlay, whether it applies or not; the newest leaf's estimate follows.
 
-def add(connection: sqlite3.Connection, session_id: str, summary: str, from_id: str, to_id: str) -> JsonObject:
-    """Store an overlay, whether it applies or not; the newest leaf's estimate follows."""
+    ``call``: it stands for a visible message that is the late result of this call (`storage.late_results`).
+    """
     for name, value in (("summary", summary), ("from_id", from_id), ("to_id", to_id)):
         if not isinstance(value, str):
             raise InvalidArgument(f"{name} must be a text, not {type(value).__name__}")
     identity = str(uuid.uuid4())
     summary, from_id, to_id = clean(summary), clean(from_id), clean(to_id)
+    first, last = (leaves.seq_of(connection, session_id, end) for end in (from_id, to_id))
     tokens = estimate_one(overlay_message(Overlay(0, identity, summary, from_id, to_id, "")))
     row = connection.execute(
-        f"""INSERT INTO assistant_compactions (id, session_id, summary, from_message_id, to_message_id, tok)
-            VALUES (?, ?, ?, ?, ?, ?) RETURNING {_COLUMNS}""",
-        (identity, session_id, summary, from_id, to_id, tokens),
+        f"""INSERT INTO assistant_compactions
+                (id, session_id, summary, from_message_id, to_message_id, first, last, call, tok)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {COLUMNS}""",
+        (identity, session_id, summary, from_id, to_id, first, last, call, tokens),
     ).fetchone()
-    recount(connection, session_id)
+    if call is not None and first is not None:
+        _count_instead(connection, session_id, first, tokens)
+    elif first is not None and last is not None and first <= last:
+        recount(connection, session_id)
+        late_results.uncover(connection, session_id, last + 1)
     return record(Overlay(*row))
 
 
-def remove(connection: sqlite3.Connection, session_id: str, overlay: Overlay) -> None:
-    """Remove a stored overlay; what it stood for is visible again, and the newest leaf's estimate follows."""
-    connection.execute("DELETE FROM assistant_compactions WHERE seq = ?", (overlay.order,))
-    recount(connection, session_id)
+def _count_instead(connection: sqlite3.Connection, session_id: str, seq: int, tokens: int) -> None:
+    """The newest leaf's estimate when a text of so many tokens stands for a message that was visible."""
+    leaf = leaves.latest(connection, session_id)
+    if leaf is not None and leaf.seq == seq:
+        (before,) = connection.execute("SELECT tok FROM assistant_messages WHERE seq = ?", (seq,)).fetchone()
+        leaves.set_sums(connection, seq, leaf.sums + Sums(tokens=tokens - before))
+    elif leaf is not None and paths.is_on_path(connection, seq, leaf.seq):
+        recount(connection, session_id)
 
 
 def stored(connection: sqlite3.Connection, session_id: str) -> list[Overlay]:
     """All overlays of a session, oldest first."""
-    query = f"SELECT {_COLUMNS} FROM assistant_compactions WHERE session_id = ? ORDER BY seq"
+    query = f"SELECT {COLUMNS} FROM assistant_compactions WHERE session_id = ? ORDER BY seq"
     return [Overlay(*row) for row in connection.execute(query, (session_id,))]
 
 
@@ -60,11 +75,6 @@ def record(overlay: Overlay) -> JsonObject:
         "toMessageId": overlay.to_id,
         "createdAt": overlay.created_at,
     }
-
-
-def exists_any(connection: sqlite3.Connection, session_id: str) -> bool:
-    query = "SELECT 1 FROM assistant_compactions WHERE session_id = ? LIMIT 1"
-    return connection.execute(query, (session_id,)).fetchone() is not None
 
 
 def is_overlay_id(connection: sqlite3.Connection, session_id: str, message_id: str) -> bool:
@@ -94,99 +104,52 @@ def end_of(connection: sqlite3.Connection, session_id: str, message_id: str) -> 
     return row[0] if row else None
 
 
-def ends_at(connection: sqlite3.Connection, session_id: str, message_id: str) -> bool:
-    """Whether an overlay waits for a message of this id as its end."""
-    query = "SELECT 1 FROM assistant_compactions WHERE session_id = ? AND to_message_id = ? LIMIT 1"
-    return connection.execute(query, (session_id, message_id)).fetchone() is not None
+def arrive(connection: sqlite3.Connection, session_id: str, message_id: str, seq: int) -> bool:
+    """After a message was appended: overlays that named it before it was there know its place. Whether one may apply now."""
+    where = "WHERE session_id = ? AND {}_message_id = ?"
+    found = 0
+    for end, place in (("from", "first"), ("to", "last")):
+        statement = f"UPDATE assistant_compactions SET {place} = ? {where.format(end)}"
+        found = connection.execute(statement, (seq, session_id, message_id)).rowcount
+    if found:
+        recount(connection, session_id)
+    return found > 0
 
 
-def applied(connection: sqlite3.Connection, session_id: str, leaf: int | None, *, since: int = 0) -> list[Applied]:
-    """The overlays that apply to the path that ends at `leaf`; their positions are the ``seq`` of their ends.
-
-    With `since`, the path that is read begins at that message; what is above it is not on it.
-    """
-    candidates = stored(connection, session_id) if leaf is not None else []
-    if not candidates:
-        return []
-    path = _Path(connection, leaf)
-
-    def position(message_id: str) -> int | None:
-        seq = leaves.seq_of(connection, session_id, message_id)
-        return seq if seq is not None and seq >= since and path.contains(seq) else None
-
-    return overlays.resolve(candidates, position)
-
-
-def hides(applying: Iterable[Applied], seq: int) -> bool:
-    """Whether a message of the path lies in one of the ranges."""
-    return any(item.start <= seq <= item.end for item in applying)
-
-
-def identities(applying: Iterable[Applied]) -> list[str]:
-    return [item.overlay.id for item in applying]
-
-
-def pieces(path: Iterable[Range], applying: Iterable[Applied]) -> Iterator[Range | Applied]:
-    """What is visible of a path, in its order: ranges of rows, and overlays in place of what they hide."""
-    waiting = iter(applying)
-    item = next(waiting, None)
-    shown = False
-    for first, last in path:
-        while first <= last:
-            if item is None or item.start > last:
-                yield first, last
-                break
-            if not shown:
-                if first < item.start:
-                    yield first, item.start - 1
-                yield item
-                shown = True
-            first = item.end + 1
-            if item.end <= last:
-                item, shown = next(waiting, None), False
-
-
-def visible_tokens(connection: sqlite3.Connection, session_id: str, leaf: int | None) -> int:
-    """Counted anew: the estimate of what is visible of a path. Costs what is visible, not what is hidden."""
-    total = 0
-    for piece in pieces(paths.ranges(connection, leaf), applied(connection, session_id, leaf)):
-        total += piece.overlay.tokens if isinstance(piece, Applied) else paths.sums(connection, *piece).tokens
-    return total
-
-
-def recount(connection: sqlite3.Connection, session_id: str) -> None:
-    """Count the visible tokens of the latest leaf's path anew."""
-    leaf = leaves.latest(connection, session_id)
-    if leaf is not None:
-        tokens = visible_tokens(connection, session_id, leaf.seq)
-        leaves.set_sums(connection, leaf.seq, Sums(leaf.sums.count, leaf.sums.bytes, tokens))
-
-
-def release_anchor(connection: sqlite3.Connection, session_id: str, message_id: str, seq: int) -> None:
+def release_anchor(connection: sqlite3.Connection, session_id: str, message_id: str, seq: int) -> Range | None:
     """Before a message goes: overlays that begin or end at it move to its neighbour inside, or are dropped.
 
     Dropped is one without a message left, and one whose new end would be on branches that it did not apply to: it tells what
     was said on another, and may hold a call that is answered here. An overlay whose other end is not on a path with it never
     applied and stays as it is.
+
+    The range in which messages may be visible from now on; None if no summary changed.
     """
-    query = f"""SELECT {_COLUMNS} FROM assistant_compactions
-                WHERE session_id = ?1 AND (from_message_id = ?2 OR to_message_id = ?2)"""
-    for overlay in [Overlay(*row) for row in connection.execute(query, (session_id, message_id))]:
-        if overlay.from_id == overlay.to_id:
-            connection.execute("DELETE FROM assistant_compactions WHERE seq = ?", (overlay.order,))
-        elif overlay.from_id == message_id:
-            end = leaves.seq_of(connection, session_id, overlay.to_id)
-            neighbour = paths.child_towards(connection, seq, end) if end is not None and end > seq else None
-            _move(connection, overlay, "from_message_id", neighbour)
+    query = """SELECT seq, first, last, call FROM assistant_compactions
+               WHERE session_id = ?1 AND (from_message_id = ?2 OR to_message_id = ?2)"""
+    changed: list[Range] = []
+    for order, first, last, call in connection.execute(query, (session_id, message_id)).fetchall():
+        if first != last and (first is None or last is None or not paths.is_on_path(connection, first, last)):
+            place = "first" if first == seq else "last"
+            connection.execute(f"UPDATE assistant_compactions SET {place} = NULL WHERE seq = ?", (order,))
+            continue
+        if first == last:
+            _drop(connection, order)
+        elif first == seq:
+            _move(connection, order, "from", "first", paths.child_towards(connection, seq, last))
         else:
-            start = leaves.seq_of(connection, session_id, overlay.from_id)
-            is_range = start is not None and start < seq and paths.is_on_path(connection, start, seq)
-            query = "SELECT parent FROM assistant_messages WHERE seq = ?"
-            neighbour = connection.execute(query, (seq,)).fetchone()[0] if is_range else None
-            if neighbour is not None and _has_other_child(connection, neighbour, seq):
-                connection.execute("DELETE FROM assistant_compactions WHERE seq = ?", (overlay.order,))
+            (above,) = connection.execute("SELECT parent FROM assistant_messages WHERE seq = ?", (seq,)).fetchone()
+            if _has_other_child(connection, above, seq):
+                _drop(connection, order)
             else:
-                _move(connection, overlay, "to_message_id", neighbour)
+                _move(connection, order, "to", "last", above)
+        if call is None:
+            changed.append((first, last))
+    return (min(changed)[0], max(last for _, last in changed)) if changed else None
+
+
+def _drop(connection: sqlite3.Connection, order: int) -> None:
+    connection.execute("DELETE FROM assistant_compactions WHERE seq = ?", (order,))
 
 
 def _has_other_child(connection: sqlite3.Connection, seq: int, child: int) -> bool:
@@ -196,32 +159,8 @@ def _has_other_child(connection: sqlite3.Connection, seq: int, child: int) -> bo
     return bool(connection.execute(query, (seq, child)).fetchone()[0])
 
 
-def _move(connection: sqlite3.Connection, overlay: Overlay, column: str, neighbour: int | None) -> None:
-    if neighbour is not None:
-        statement = f"""UPDATE assistant_compactions SET {column} = (SELECT id FROM assistant_messages WHERE seq = ?)
-                        WHERE seq = ?"""
-        connection.execute(statement, (neighbour, overlay.order))
-
-
-class _Path:
-    """Membership in one path; walks it only as far as it is asked."""
-
-    def __init__(self, connection: sqlite3.Connection, leaf: int | None) -> None:
-        self._rest = paths.ranges_upward(connection, leaf)
-        self._known: list[Range] = []
-
-    def contains(self, seq: int) -> bool:
-        while not self._known or self._known[-1][0] > seq:
-            step = next(self._rest, None)
-            if step is None:
-                break
-            self._known.append(step)
-        # the ranges go upward, so the right one is the last that does not begin after `seq`
-        low, high = 0, len(self._known)
-        while low < high:
-            middle = (low + high) // 2
-            if self._known[middle][0] > seq:
-                low = middle + 1
-            else:
-                high = middle
-        return low < len(self._known) and seq <= self._known[low][1]
+def _move(connection: sqlite3.Connection, order: int, end: str, place: str, neighbour: int | None) -> None:
+    assert neighbour is not None
+    statement = f"""UPDATE assistant_compactions
+                    SET {place} = ?1, {end}_message_id = (SELECT id FROM assistant_messages WHERE seq = ?1) WHERE seq = ?2"""
+    connection.execute(statement, (neighbour, order))

@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Final
 
-from storage import compactions, leaves, message_tree, paths, sessions
+from storage import compactions, leaves, message_tree, paths, sessions, visibility
 from storage.errors import InvalidArgument, UnknownMessage
 from storage.overlays import Applied, overlay_message
 from storage.paths import Range, Sums
@@ -53,7 +53,7 @@ def fork(connection: sqlite3.Connection, session_id: str, at_message_id: str, na
     source = sessions.require(connection, session_id)
     leaf = _message(connection, session_id, at_message_id)
     info = sessions.create(connection, str(uuid.uuid4()), sessions.inherited(source, name))
-    pieces = compactions.pieces(paths.ranges(connection, leaf), compactions.applied(connection, session_id, leaf))
+    pieces = visibility.pieces(paths.ranges(connection, leaf), visibility.applied(connection, session_id, leaf))
     copy = _Copy(connection, info.id)
     for piece in list(pieces):
         if isinstance(piece, Applied):

@@ -9,11 +9,11 @@ from typing import Final
 import orjson
 
 from storage import leaves, paths
-from storage.compactions import applied, pieces
 from storage.errors import InvalidArgument
 from storage.overlays import Applied, overlay_message
 from storage.paths import Range
 from storage.records import JsonObject, clean, decode
+from storage.visibility import applied, pieces
 
 _SPLICE: Final = 256
 _ONE_RANGE: Final = "SELECT content FROM assistant_messages WHERE seq BETWEEN ? AND ? ORDER BY seq"

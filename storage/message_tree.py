@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from storage import compactions, full_text, leaves, paths
-from storage.compactions import applied, identities
+from storage import compactions, full_text, late_results, leaves, paths, visibility
 from storage.errors import InvalidArgument, InvalidMessage, LimitExceeded, UnknownMessage, UnknownParent
 from storage.leaves import Ends, Leaf
 from storage.paths import Sums
@@ -76,13 +75,13 @@ def append(
         if leaves.seq_of(connection, session_id, new.id) is None:
             raise parent
         return _unchanged(ends.leaf)
-    sums = _sums_of(connection, session_id, ends.leaf, parent[0]) + new.sums
-    if not _insert(connection, session_id, new, parent, ends, sums):
+    above = Sums() if ends.leaf is None else _sums_at(connection, session_id, ends.leaf.sums, ends.leaf.seq, parent[0])
+    seq = _insert(connection, session_id, new, parent, ends, above + new.sums)
+    if seq is None:
         return _unchanged(ends.leaf)
-    if compactions.ends_at(connection, session_id, new.id):
-        compactions.recount(connection, session_id)
+    if compactions.arrive(connection, session_id, new.id, seq):
         return _state(connection, session_id, is_changed=True)
-    return Appended(True, sums.tokens)
+    return Appended(True, above.tokens + new.sums.tokens)
 
 
 def append_all(
@@ -165,7 +164,7 @@ def update(
     change = new.sums - Sums(1, size, tokens)
     if change == Sums() or not paths.is_on_path(connection, seq, leaf.seq):
         return Appended(True, leaf.sums.tokens)
-    if change.tokens and compactions.hides(applied(connection, session_id, leaf.seq), seq):
+    if change.tokens and not visibility.shown_tokens(connection, session_id, leaf.seq, seq, 1):
         change = Sums(0, change.bytes, 0)
     leaves.set_sums(connection, leaf.seq, leaf.sums + change)
     return Appended(True, leaf.sums.tokens + change.tokens)
@@ -204,7 +203,8 @@ def _insert(
     parent: tuple[int | None, str | None],
     ends: Ends,
     sums: Sums,
-) -> bool:
+) -> int | None:
+    """Its ``seq``; None if the id is there already."""
     cursor = connection.execute(
         """INSERT INTO assistant_messages
                (session_id, id, parent, parent_id, shared, role, tok, bytes, path_count, path_bytes, path_tok, content)
@@ -223,7 +223,7 @@ def _insert(
             new.text,
         ),
     )
-    return cursor.rowcount == 1
+    return cursor.lastrowid if cursor.rowcount == 1 else None
 
 
 def _resolve_parent(
@@ -240,16 +240,18 @@ def _resolve_parent(
     return UnknownParent(parent_id) if seq is None else (seq, parent_id)
 
 
-def _sums_of(connection: sqlite3.Connection, session_id: str, leaf: Leaf | None, target: int | None) -> Sums:
-    """The sums of the path to `target`, from those of the latest leaf. Costs the distance between them."""
-    if leaf is None or target is None:
+def _sums_at(
+    connection: sqlite3.Connection, session_id: str, sums: Sums, known: int | None, target: int | None
+) -> Sums:
+    """The sums of the path to `target`, from those of the path to `known`. Costs the distance between them."""
+    if target == known:
+        return sums
+    if target is None:
         return Sums()
-    if target == leaf.seq:
-        return leaf.sums
-    sums = leaf.sums + paths.difference(connection, leaf.seq, target)
-    before = identities(applied(connection, session_id, leaf.seq))
-    if before != identities(applied(connection, session_id, target)):
-        return Sums(sums.count, sums.bytes, compactions.visible_tokens(connection, session_id, target))
+    sums += paths.difference(connection, known, target)
+    before, after = (visibility.applied(connection, session_id, leaf) for leaf in (known, target))
+    if visibility.identities(before) != visibility.identities(after):
+        return Sums(sums.count, sums.bytes, visibility.visible_tokens(connection, session_id, target))
     return sums
 
 
@@ -260,26 +262,22 @@ def _delete_one(connection: sqlite3.Connection, session_id: str, message_id: str
     if row is None or leaf is None:
         return False
     seq, parent, parent_id, size, tokens = row
-    before = applied(connection, session_id, leaf.seq)
     sums = leaf.sums
     if paths.is_on_path(connection, seq, leaf.seq):
-        sums -= Sums(1, size, 0 if compactions.hides(before, seq) else tokens)
-    compactions.release_anchor(connection, session_id, message_id, seq)
+        sums -= Sums(1, size, visibility.shown_tokens(connection, session_id, leaf.seq, seq, tokens))
+    changed = compactions.release_anchor(connection, session_id, message_id, seq)
     full_text.forget(connection, seq)
     _hand_over_children(connection, seq, parent, parent_id)
     connection.execute("DELETE FROM assistant_messages WHERE seq = ?", (seq,))
     full_text.lower_position(connection)
-    if seq != leaf.seq:
-        leaves.set_sums(connection, leaf.seq, sums)
-        target = leaf.seq
-    else:
-        newest = leaves.latest(connection, session_id)
-        if newest is None:
-            return True
-        target = newest.seq
-        leaves.set_sums(connection, target, sums + paths.difference(connection, parent, target))
-    if identities(before) != identities(applied(connection, session_id, target)):
-        compactions.recount(connection, session_id)
+    newest = leaves.latest(connection, session_id)
+    if newest is None:
+        return True
+    known = parent if seq == leaf.seq else newest.seq
+    leaves.set_sums(connection, newest.seq, _sums_at(connection, session_id, sums, known, newest.seq))
+    if changed is not None:
+        visibility.recount(connection, session_id)
+        late_results.uncover(connection, session_id, *changed)
     return True
 
 

@@ -10,6 +10,9 @@ The documented tables have further columns, which keep the costs of an append an
 ``shared``    NULL as long as the file holds the default session only, then the ``seq`` of the last row before that changed;
               rows that have it are indexed by session (``am_session``)
 
+Of overlays, ``first`` and ``last`` are the ``seq`` of the ends (NULL: there is no such message) and ``call`` that of the call
+whose late result the overlay stands for (NULL: it is a summary). ``ac_order`` finds the summaries of a path from its root on.
+
 Of sessions, ``seq`` is the order of creation and ``change`` that of the last changes; ``tags`` is a JSON list. Context blocks
 belong to a session, so that they go with it; their labels are as documented (``memory_<session id>``).
 """
@@ -56,10 +59,15 @@ _VERSION_1 = (
         summary TEXT NOT NULL,
         from_message_id TEXT NOT NULL,
         to_message_id TEXT NOT NULL,
+        first INTEGER,
+        last INTEGER,
+        call INTEGER,
         tok INTEGER NOT NULL,
         created_at DATETIME NOT NULL DEFAULT {_NOW}
     )""",
     "CREATE INDEX ac_from ON assistant_compactions (session_id, from_message_id)",
+    "CREATE INDEX ac_order ON assistant_compactions (session_id, call, first)",
+    "CREATE UNIQUE INDEX ac_late ON assistant_compactions (first) WHERE call IS NOT NULL",
     "CREATE INDEX ac_to ON assistant_compactions (session_id, to_message_id)",
     "CREATE VIRTUAL TABLE assistant_fts USING fts5(content, content='', tokenize='porter unicode61')",
     f"""CREATE TABLE assistant_sessions (

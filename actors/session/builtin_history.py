@@ -11,7 +11,7 @@ from actors.session.history import History, Rewrite, Written
 from actors.session.seen import SeenHistory
 from compaction import CompactResult, Usage
 from compaction.overlays import place_overlay
-from storage import access, compactions, containing, leaves, message_tree, notes, paths, sessions
+from storage import access, compactions, containing, leaves, message_tree, notes, paths, sessions, visibility
 from storage.history import visible_json
 from storage.messages import AgentSessionProvider
 from storage.records import Appended, JsonObject, Latest
@@ -40,18 +40,13 @@ class BuiltinHistory(History):
 
     def _cover(self, connection: sqlite3.Connection, message: JsonObject) -> None:
         """In the transaction of a new message: what it answers late is summarized with the calls."""
-        if late_results.lone_results(message):
-            late_results.cover_appended(connection, self._session_id, message)
+        late_results.cover_appended(connection, self._session_id, message)
 
     async def update(self, message: Any) -> Written:
         return _written(await self.provider.update_and_estimate(message))
 
     async def delete(self, message_ids: list[str]) -> Written:
-
-        def uncover(connection: sqlite3.Connection) -> None:
-            late_results.uncover(connection, self._session_id)
-
-        return _written(await self.provider.delete_and_estimate(message_ids, then=uncover))
+        return _written(await self.provider.delete_and_estimate(message_ids))
 
     async def path_tokens(self) -> int:
         tokens: int = await self.provider.path_tokens()
@@ -80,7 +75,7 @@ class BuiltinHistory(History):
                 seq = leaves.seq_of(connection, session_id, message_id)
                 return seq if seq is not None and paths.is_on_path(connection, seq, leaf.seq) else None
 
-            applied = compactions.applied(connection, session_id, leaf.seq)
+            applied = visibility.applied(connection, session_id, leaf.seq)
             placed = place_overlay(result.from_message_id, result.to_message_id, position, applied)
             if placed is None:
                 return None
@@ -89,23 +84,21 @@ class BuiltinHistory(History):
                 return None  # an answer has come meanwhile
             compactions.add(connection, session_id, result.summary, *placed)
             late_results.cover(connection, session_id, late)
-            late_results.uncover(connection, session_id)
             return result.at(*placed)
 
         return await self._write(store)
 
     def _answers(
         self, connection: sqlite3.Connection, seen: SeenHistory, from_id: str, to_id: str
-    ) -> list[tuple[int, JsonObject]]:
+    ) -> late_results.Late:
         """Results, on any branch, of calls that are to be folded without one."""
         first, last = (leaves.seq_of(connection, self._session_id, end) or 0 for end in (from_id, to_id))
-        found: list[tuple[int, JsonObject]] = []
-        for message_id, call_id in seen.open_calls:
-            call = leaves.seq_of(connection, self._session_id, message_id)
-            if call is not None and first <= call <= last:
-                answers = late_results.answers(connection, self._session_id, call_id, call)
-                found += [(seq, message) for seq, message in answers if not first <= seq <= last]
-        return found
+        opened = (
+            (leaves.seq_of(connection, self._session_id, message), call_id) for message, call_id in seen.open_calls
+        )
+        calls = {(seq, call_id) for seq, call_id in opened if seq is not None and first <= seq <= last}
+        found = late_results.answers(connection, self._session_id, calls)
+        return [(seq, message) for seq, message in found if not first <= seq <= last]
 
     async def tool_messages(self, name: str) -> list[JsonObject]:
         return await self._read(lambda connection: containing.on_path(connection, self._session_id, name))

@@ -1,30 +1,41 @@
-"""Results of tool calls that come after their call was folded into a summary.
+"""Results of tool calls that come after their call was folded into a summary: all the rules.
 
-`create_compact_function` folds a call without its result only when it has waited so long that nobody can be expected to answer
-(`compaction.tool_pairs.ABANDONED_AFTER`). If the answer comes all the same, then so that no history holds a result without
-its call:
+Invariant: no visible history shows a result whose call a summary hides there. `create_compact_function` folds a call without its
+result only when it has waited so long that nobody can be expected to answer (`compaction.tool_pairs.ABANDONED_AFTER`). If the
+answer comes all the same:
 
-* A message with the result is stored as it is; in the history a summary of its own stands for it, which tells in plain
-  text which tool answered what. The next compaction takes it up.
+* A message with the result is stored as it is. In the history an overlay of its own stands for it, which tells in plain text
+  which tool answered what, the answer shortened to `MAX_TOOL_OUTPUT_CHARS` as tool outputs are; the message's own texts are
+  whole. `Session.get_raw_history` shows the original. The next compaction takes it up.
+* The overlay keeps which call it is about (column ``call`` of ``assistant_compactions``; of several calls the first), and goes
+  in the transaction in which that call becomes visible again: a summary on one branch takes the place of an older one that
+  starts at the same message also on other branches, where it may hide less, and a deletion may drop a summary
+  (`storage.late_results.uncover`). A call that was deleted is not visible again: its answer stays told as text.
+* A fold may hide a call that another branch has answered; the overlay for that answer is stored with the summary.
 * A result that is written into the message of its call changes that message, as any update does, and no summary.
-  `Session.get_raw_history` shows it.
 * A message that answers such a call together with calls that are visible is refused: no text can stand for it without
   taking the other results away from their calls. One that is there already, on another branch, stays as it is.
 * While the summary is being written, an answer to a call in its range makes it worthless: it is not stored.
+
+Over other storage the overlay is an ordinary one. `PostgresHistory` keeps the same rules and knows it by its text; over any other
+provider only new messages at the end of a branch are looked at, and their overlays go with them.
 """
 
 import contextlib
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import orjson
 
-from compaction.tool_pairs import Message, is_call, is_result, parts, tool_call_id, tool_name, unanswered
-from storage import compactions, containing, history, leaves, paths
+from compaction.tool_pairs import Message, answer_of, is_call, is_result, parts, tool_call_id, tool_name, unanswered
+from compaction.truncate import MAX_TOOL_OUTPUT_CHARS, truncate_output
+from storage import compactions, late_results, leaves, visibility
 from storage.errors import InvalidMessage
-from storage.overlays import Applied
-from storage.records import JsonObject, decode
+from storage.records import JsonObject
+
+Late = list[tuple[int, JsonObject]]
+"""Messages that answer calls, by their ``seq``."""
 
 
 def has_tool_parts(message: Any) -> bool:
@@ -55,87 +66,70 @@ def as_summary(message: Message, late: Collection[str]) -> str:
             f"it answers {sorted(late)}, which a summary holds as abandoned, together with other calls; "
             "send that answer in a message of its own"
         )
-    return _text_of(message)
+    return text_of(message)
 
 
-def _text_of(message: Message) -> str:
-    return "\n".join(line for line in map(_line, parts(message)) if line)
+def text_of(message: Message) -> str:
+    """The text that stands for a message with late results."""
+    return "\n".join(line for line in (_line(message, part) for part in parts(message)) if line)
 
 
-def _line(part: Message) -> str:
-    if tool_call_id(part) is not None:
-        answer = next((part[name] for name in ("output", "result", "errorText") if part.get(name) is not None), "")
-        text = answer if isinstance(answer, str) else orjson.dumps(answer).decode()
-        return f"[Late result of an earlier call of {tool_name(part)}: {text}]"
-    return part["text"] if isinstance(part.get("text"), str) else ""
+def _line(message: Message, part: Message) -> str:
+    if is_result(message, part):
+        answer = truncate_output(answer_of(part), MAX_TOOL_OUTPUT_CHARS)
+        return f"[Late result of an earlier call of {tool_name(part)}: {answer}]"
+    return part["text"] if part.get("type") == "text" and isinstance(part.get("text"), str) else ""
 
 
 def cover_appended(connection: sqlite3.Connection, session_id: str, message: Message) -> None:
-    """Let a summary stand for the newest message if it answers folded calls. In the transaction that appended it."""
-    leaf = leaves.latest(connection, session_id)
-    assert leaf is not None
-    _cover(connection, session_id, leaf.seq, leaf.id, message)
+    """Let an overlay stand for the newest message if it answers folded calls. In the transaction that appended it."""
+    if lone_results(message):
+        leaf = leaves.latest(connection, session_id)
+        assert leaf is not None
+        _cover(connection, session_id, leaf.seq, leaf.id, message)
 
 
-def answers(connection: sqlite3.Connection, session_id: str, call_id: str, call: int) -> list[tuple[int, JsonObject]]:
-    """The messages of all branches that answer a call from outside of its message, which is at `call`."""
-    found: list[tuple[int, JsonObject]] = []
-    for message in containing.anywhere(connection, session_id, _as_stored(call_id)):
-        if call_id in lone_results(message):
-            seq = leaves.seq_of(connection, session_id, message["id"])
-            if seq is not None and _nearest_call(connection, seq, call_id) == call:
-                found.append((seq, message))
+def answers(connection: sqlite3.Connection, session_id: str, asked: Collection[tuple[int, str]]) -> Late:
+    """The messages of all branches that answer one of these calls (``seq`` and id) from outside of its message."""
+    if not asked:
+        return []
+    found: Late = []
+    wanted = {call_id for _, call_id in asked}
+    for seq, message in late_results.after(connection, session_id, min(asked)[0]):
+        if any(
+            (late_results.nearest(connection, seq, call_id, calls), call_id) in asked
+            for call_id in lone_results(message) & wanted
+        ):
+            found.append((seq, message))
     return found
 
 
-def cover(connection: sqlite3.Connection, session_id: str, late: Iterable[tuple[int, JsonObject]]) -> None:
-    """Let summaries stand for messages of other branches whose calls have been folded just now."""
+def cover(connection: sqlite3.Connection, session_id: str, late: Late) -> None:
+    """Let overlays stand for messages of other branches whose calls have been folded just now."""
     for seq, message in late:
         with contextlib.suppress(InvalidMessage):  # it answers others too and is there already: it stays as it is
             _cover(connection, session_id, seq, message["id"], message)
 
 
-def uncover(connection: sqlite3.Connection, session_id: str) -> None:
-    """Let late results be seen as they are where their calls are visible again.
+def calls(message: Message, call_id: str) -> bool:
+    """Whether a message makes this call."""
+    return any(tool_call_id(part) == call_id and is_call(message, part) for part in parts(message))
 
-    A summary made on one branch takes the place of an older one that starts at the same message also on other branches that
-    hold both of its ends; there it may hide less. And a deletion may drop a summary.
-    """
-    for overlay in compactions.stored(connection, session_id):
-        seq = leaves.seq_of(connection, session_id, overlay.from_id) if overlay.from_id == overlay.to_id else None
-        message = history.message(connection, session_id, overlay.from_id) if seq is not None else None
-        if seq is None or message is None or overlay.summary != _text_of(message):
-            continue
-        applying = compactions.applied(connection, session_id, seq)
-        if not any(_is_folded(connection, seq, call_id, applying) for call_id in lone_results(message)):
-            compactions.remove(connection, session_id, overlay)
+
+def as_stored(call_id: str) -> str:
+    """As the text of a message with this call, or a result of it, holds its id."""
+    return orjson.dumps(call_id).decode()
 
 
 def _cover(connection: sqlite3.Connection, session_id: str, seq: int, message_id: str, message: Message) -> None:
-    applying = compactions.applied(connection, session_id, seq)
-    if not applying or compactions.hides(applying, seq):
-        return
-    late = {call_id for call_id in lone_results(message) if _is_folded(connection, seq, call_id, applying)}
+    if not visibility.shown_tokens(connection, session_id, seq, seq, 1):
+        return  # a summary holds it, or it is covered
+    nearest = {call_id: late_results.nearest(connection, seq, call_id, calls) for call_id in lone_results(message)}
+    late = {
+        call_id: call
+        for call_id, call in nearest.items()
+        if call is not None and visibility.is_folded(connection, session_id, seq, call)
+    }
     if late:
-        compactions.add(connection, session_id, as_summary(message, late), message_id, message_id)
-
-
-def _is_folded(connection: sqlite3.Connection, seq: int, call_id: str, applying: list[Applied]) -> bool:
-    call = _nearest_call(connection, seq, call_id)
-    return call is not None and compactions.hides(applying, call)
-
-
-def _nearest_call(connection: sqlite3.Connection, seq: int, call_id: str) -> int | None:
-    """The last message above `seq` that makes this call. Costs the distance to it."""
-    query = """SELECT seq, CAST(content AS BLOB) FROM assistant_messages
-               WHERE seq BETWEEN ? AND ? AND instr(content, ?) ORDER BY seq DESC"""
-    for first, last in paths.ranges_upward(connection, seq):
-        for candidate, content in connection.execute(query, (first, min(last, seq - 1), _as_stored(call_id))):
-            message = decode(content)
-            if any(tool_call_id(part) == call_id and is_call(message, part) for part in parts(message)):
-                return int(candidate)
-    return None
-
-
-def _as_stored(call_id: str) -> str:
-    return orjson.dumps(call_id).decode()
+        summary = as_summary(message, late)
+        compactions.add(connection, session_id, summary, message_id, message_id, call=min(late.values()))

@@ -335,7 +335,7 @@ async def test_a_deletion_is_undone_as_a_whole_when_it_fails(owner, monkeypatch)
     def fail(*_):
         raise OSError("no")
 
-    monkeypatch.setattr("storage.sessions.clear_notes", fail)
+    monkeypatch.setattr("storage.notes.clear", fail)
     with pytest.raises(OSError, match="no"):
         await manager.delete(info.id)
     assert await rows(owner) == before
@@ -352,7 +352,7 @@ async def test_a_session_whose_deletion_failed_is_as_it_was(owner, monkeypatch):
         raise OSError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.sessions.clear_notes", fail)
+        patch.setattr("storage.notes.clear", fail)
         with pytest.raises(OSError, match="no"):
             await manager.delete(info.id)
     assert manager.get_session(info.id) is session
