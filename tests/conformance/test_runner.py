@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from vector_files import DEFAULT_DIRECTORY, Scenario, expand, is_same_set, load_scenarios, storage_only
 from vector_matching import Unbound, match, substitute
 from vector_operations import plain
@@ -15,7 +16,6 @@ from vector_world import World
 
 from actors.session import ContextBlock
 from compaction import build_summary_prompt
-from storage.records import SearchResult
 
 NOW = datetime.now(UTC)
 
@@ -275,7 +275,13 @@ def test_models_are_compared_as_they_write_themselves() -> None:
         "isSkill": False,
         "isSearchable": False,
     }
-    assert plain([SearchResult(id="m", role="user", content="x")])[0]["createdAt"] is None
+
+
+def test_a_model_that_writes_a_value_it_has_not_is_seen_to_do_so() -> None:
+    class Careless(BaseModel):
+        given: int | None = None
+
+    assert plain([Careless()]) == [{"given": None}]
 
 
 def test_the_default_set_is_known_by_its_content(tmp_path: Path) -> None:
