@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from actors.session.history import History, Written
+from compaction.tool_pairs import input_of, is_call, is_result, tool_name
 from storage.records import JsonObject
 
 Skill = tuple[str, str]
@@ -120,22 +121,12 @@ def _finished_calls(message: JsonObject) -> Iterator[tuple[str, Skill, Any]]:
 
 
 def _finished_call(message: JsonObject, part: Any) -> tuple[str, Skill, Any] | None:
-    if message.get("role") != "assistant" or not isinstance(part, dict):
+    if not (is_call(message, part) and is_result(message, part)) or part.get("state") != "output-available":
         return None
-    if part.get("state") != "output-available" or part.get("preliminary"):
-        return None
-    tool, arguments = _tool_name(part), part.get("input")
+    tool, arguments = tool_name(part), input_of(part)
     if tool not in (LOAD_TOOL, UNLOAD_TOOL) or not isinstance(arguments, dict):
         return None
     label, key = arguments.get("label"), arguments.get("key")
     if not (isinstance(label, str) and label and isinstance(key, str) and key):
         return None
     return tool, (label, key), part.get("output")
-
-
-def _tool_name(part: JsonObject) -> str | None:
-    name = part.get("toolName")
-    if isinstance(name, str):
-        return name
-    kind = part.get("type")
-    return kind.removeprefix("tool-") if isinstance(kind, str) and kind.startswith("tool-") else None
