@@ -7,7 +7,7 @@ begins again.
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -15,16 +15,20 @@ import orjson
 from storage.errors import InvalidArgument, InvalidMessage, LimitExceeded, UnknownMessage, UnknownParent
 from storage.full_text import whole_limit
 from storage.history import whole_number
+from storage.message_pages import Order
 from storage.message_text import message_text
 from storage.message_tree import Parent
 from storage.overlays import Overlay, overlay_message
+from storage.postgres import pages
 from storage.postgres.clients import client_of
 from storage.postgres.errors import PostgresFailed, PostgresUnavailable
+from storage.postgres.guards import CHANGED, DIGESTS, VERSION, State, change_of_overlays, guarded, unguarded
 from storage.postgres.tables import COMPACTIONS, MESSAGES, Tables
 from storage.postgres.texts import escape, iso_time, query_words, required, unescape
 from storage.postgres.trees import Tree, tree_of
 from storage.records import COMPACTION_PREFIX, LATEST, JsonObject, Latest, SessionMessage, decode, encode
 from storage.replication import StorageOptions
+from storage.tokens import estimate_one
 
 _log = logging.getLogger("perdure.storage")
 
@@ -37,7 +41,7 @@ _ATTEMPTS: Final = 3
 _MILLISECONDS: Final = "CAST(EXTRACT(EPOCH FROM {}.created_at) * 1000 AS bigint)"
 
 _APPEND: Final = """
-    WITH new AS (
+    WITH {guard}new AS (
         SELECT CAST(? AS text) AS session_id, CAST(? AS text) AS id, CAST(? AS text) AS role, CAST(? AS text) AS content,
                CAST(? AS text) AS text_content, CAST(? AS text) AS place, CAST(? AS text) AS parent_id),
     newest AS (
@@ -52,9 +56,9 @@ _APPEND: Final = """
         INSERT INTO assistant_messages (id, session_id, parent_id, role, content, text_content, created_at)
         SELECT new.id, new.session_id, parent.id, new.role, new.content, new.text_content,
                GREATEST(clock_timestamp(), (SELECT newest.created_at FROM newest) + interval '1 microsecond')
-        FROM new CROSS JOIN parent WHERE parent.is_known
-        ON CONFLICT (session_id, id) DO NOTHING)
-    SELECT CASE WHEN NOT parent.is_known AND NOT EXISTS (
+        FROM new CROSS JOIN parent WHERE parent.is_known{if_holds}
+        ON CONFLICT (session_id, id) DO NOTHING RETURNING 1){added}
+    SELECT CASE {if_changed}WHEN NOT parent.is_known AND NOT EXISTS (
         SELECT 1 FROM assistant_messages AS m CROSS JOIN new WHERE m.session_id = new.session_id AND m.id = new.id)
         THEN 'unknown_parent' END AS problem
     FROM parent"""
@@ -130,12 +134,22 @@ _OVERLAYS: Final = f"""SELECT json_agg(json_build_array(
     FROM assistant_compactions AS c WHERE c.session_id = CAST(? AS text)"""
 
 _TREE: Final = f"""SELECT
-    CAST((SELECT json_agg(json_build_array(m.id, m.parent_id, octet_length(m.content), {{content}}) ORDER BY {{oldest_first}})
+    CAST((SELECT json_agg(json_build_array(m.id, m.parent_id, octet_length(m.content), {{columns}}) ORDER BY {{oldest_first}})
           FROM assistant_messages AS m WHERE m.session_id = CAST(? AS text)) AS text) AS messages,
     CAST(({_OVERLAYS}) AS text) AS overlays"""
+_COLUMNS: Final = {
+    "content": "m.content",
+    "place": "{place}",
+    "version": VERSION.format("m"),
+    "time": _MILLISECONDS.format("m"),
+}
 
 _CONTENTS: Final = """SELECT m.id, m.content FROM assistant_messages AS m WHERE m.session_id = CAST(? AS text)
     AND m.id IN (SELECT wanted.id FROM json_array_elements_text(CAST(? AS json)) AS wanted (id))"""
+
+_HOLDING: Final = """SELECT m.id, m.content FROM assistant_messages AS m WHERE m.session_id = CAST(? AS text)
+    AND EXISTS (SELECT 1 FROM json_array_elements_text(CAST(? AS json)) AS w (held) WHERE strpos(m.content, w.held) > 0)
+    ORDER BY {oldest_first}"""
 
 _ALL_CONTENTS: Final = "SELECT m.id, m.content FROM assistant_messages AS m WHERE m.session_id = CAST(? AS text)"
 
@@ -163,6 +177,7 @@ class PostgresSessionProvider:
         self._session = required(session_id, "a session id")
         self._lock = f"perdure:session:{self._session}"
         self._is_sound = False
+        self._estimates: dict[str, tuple[str, int]] = {}
 
     @property
     def session_id(self) -> str:
@@ -214,13 +229,8 @@ class PostgresSessionProvider:
             if not await self._is_overlay(plain["id"]):
                 raise InvalidMessage(f"ids that begin with {COMPACTION_PREFIX!r} are reserved for summaries")
             return
-        place, parent = _place(parent_id)
-        tables = await self._tables()
-        statement = _APPEND.format(newest_first=tables.newest_first(MESSAGES))
-        new = [self._session, escape(plain["id"]), escape(plain["role"]), content]
-        problem = await self._write_indexed(statement, plain, lambda text: [*new, text, place, parent])
-        if problem == "unknown_parent":
-            raise UnknownParent(unescape(parent or ""))
+        statement = unguarded(_APPEND, await self._tables())
+        await self._append(statement, [], plain, content, parent_id)
 
     async def update_message(self, message: Mapping[str, Any] | SessionMessage) -> None:
         """Replace the message of that id. Raises InvalidMessage, UnknownMessage."""
@@ -304,6 +314,89 @@ class PostgresSessionProvider:
         rows = await self._client.read(query, [self._session, required(text, "a text")])
         return [decode(row["content"]) for row in rows]
 
+    async def page_messages(
+        self,
+        limit: int = 100,
+        cursor: str | None = None,
+        *,
+        order: Order = "newest",
+        leaf_id: str | None = None,
+    ) -> JsonObject:
+        """A page of the messages without their content, as `storage.message_pages` says. Reads the shape of the whole tree."""
+        leaf = _leaf(leaf_id)
+
+        def rows(tree: Tree) -> tuple[list[str], str | None]:
+            return pages.page(tree, self.session_id, limit, cursor, order, leaf)
+
+        tree, messages = await self._shown(lambda tree: list(rows(tree)[0]), "place", "time")
+        ids, next_cursor = rows(tree)
+        found: JsonObject = {
+            "messages": [_page_row(tree, identity, message) for identity, message in zip(ids, messages, strict=True)]
+        }
+        if next_cursor is not None:
+            found["nextCursor"] = next_cursor
+        return found
+
+    async def path_tokens(self) -> int:
+        """The estimate of the visible path to the latest leaf, without the prompt.
+
+        Reads the shape of the tree, and only those messages that are new or changed since the last estimate of this provider.
+        """
+        tree = await self._tree("version")
+        shown = tree.visible(tree.path())
+        ids = [item for item in shown if isinstance(item, str)]
+        known = {
+            identity: self._estimates[identity]
+            for identity in ids
+            if self._estimates.get(identity, ("",))[0] == tree.versions[identity]
+        }
+        missing = [identity for identity in ids if identity not in known]
+        contents = await self._contents(missing, is_most=2 * len(missing) > len(tree.parents))
+        for identity in missing:
+            if identity in contents:  # if it has changed meanwhile, its version is seen to be an old one the next time
+                known[identity] = (tree.versions[identity], estimate_one(decode(contents[identity])))
+        self._estimates = known
+        overlays = sum(estimate_one(overlay_message(item)) for item in shown if isinstance(item, Overlay))
+        return overlays + sum(tokens for _, tokens in known.values())
+
+    async def get_state(self) -> State:
+        """The session as it is now, for writes that are decided by it: `append_if` and `change_overlays`."""
+        tables = await self._tables()
+        row = await self._row(tables, f",\n    {DIGESTS}", ["place"], [self._session, self._session])
+        tree = tree_of(row)
+        newest = max(tree.places.values(), default=-1)
+        return State(tree.unescaped(), str(row["seen_messages"]), str(row["seen_overlays"]), newest)
+
+    async def get_messages(self, message_ids: Iterable[str]) -> dict[str, JsonObject]:
+        """The messages of these ids, as far as they are there."""
+        contents = await self._contents([escape(identity) for identity in message_ids], is_most=False)
+        return {unescape(identity): decode(content) for identity, content in contents.items()}
+
+    async def get_messages_holding(self, texts: Iterable[str]) -> dict[str, JsonObject]:
+        """The messages, on all branches, whose JSON holds one of these texts, in the order of insertion."""
+        if not (held := list(texts)):
+            return {}
+        statement = _HOLDING.format(oldest_first=(await self._tables()).oldest_first(MESSAGES))
+        rows = await self._client.read(statement, [self._session, orjson.dumps(held).decode()])
+        return {unescape(row["id"]): decode(row["content"]) for row in rows}
+
+    async def append_if(
+        self, state: State, message: JsonObject, parent_id: Parent, overlays: list[Overlay], watched: Iterable[str]
+    ) -> bool:
+        """`append_message`, with overlays if it is new; False, and nothing is stored, if `state` does not hold any more."""
+        plain, content = _encoded(message)
+        statement = guarded(_APPEND, await self._tables())
+        facts = state.facts(self._session, watched=watched, added=overlays)
+        return await self._append(statement, [facts], plain, content, parent_id)
+
+    async def change_overlays(
+        self, state: State, added: list[Overlay], removed: Iterable[str], watched: Iterable[str]
+    ) -> bool:
+        """Add and remove overlays; False, and nothing is stored, if `state` does not hold any more."""
+        statement = change_of_overlays(await self._tables())
+        facts = state.facts(self._session, watched=watched, added=added, removed=removed)
+        return await self._write(statement, [facts]) != CHANGED
+
     async def _tables(self) -> Tables:
         """Before every operation. Echoes that were found are looked for again: what removed them may not be committed."""
         tables = await self._client.ready(MESSAGES, COMPACTIONS)
@@ -316,26 +409,30 @@ class PostgresSessionProvider:
                 _log.debug("summaries that are stored as messages could not be removed")
         return tables
 
-    async def _tree(self, content: str = "NULL") -> Tree:
-        tables = await self._tables()
+    async def _tree(self, *columns: str) -> Tree:
+        return tree_of(await self._row(await self._tables(), "", columns, []))
+
+    async def _row(self, tables: Tables, more: str, columns: Collection[str], args: list[Any]) -> Mapping[str, Any]:
+        """What `tree_of` takes, with those columns of messages that are asked for."""
+        texts = [text if name in columns else "NULL" for name, text in _COLUMNS.items()]
         statement = _TREE.format(
-            content=content,
+            columns=", ".join(texts).format(place=tables.place(MESSAGES)),
             oldest_first=tables.oldest_first(MESSAGES),
             oldest_overlay=tables.oldest_first(COMPACTIONS),
         )
-        (row,) = await self._client.read(statement, [self._session, self._session])
-        return tree_of(row)
+        (row,) = await self._client.read(statement + more, [self._session, self._session, *args])
+        return row
 
-    async def _shown(self, choose: Any) -> tuple[Tree, list[JsonObject]]:
+    async def _shown(self, choose: Callable[[Tree], list[Any]], *columns: str) -> tuple[Tree, list[JsonObject]]:
         """The tree, and the messages that `choose` takes of it: ids and overlays."""
         for _ in range(_ATTEMPTS):
-            tree = await self._tree()
+            tree = await self._tree(*columns)
             chosen: list[str | Overlay] = choose(tree)
             ids = [item for item in chosen if isinstance(item, str)]
             contents = await self._contents(ids, is_most=2 * len(ids) > len(tree.parents))
             if all(identity in contents for identity in ids):
                 return tree, _messages(chosen, contents)
-        tree = await self._tree(content="m.content")
+        tree = await self._tree("content", *columns)
         return tree, _messages(choose(tree), tree.contents)
 
     async def _contents(self, ids: list[str], *, is_most: bool) -> dict[str, str]:
@@ -361,6 +458,17 @@ class PostgresSessionProvider:
         if ids:
             await self._client.write_each(self._lock, _DELETE, [self._session], ids)
 
+    async def _append(
+        self, statement: str, first: list[Any], plain: JsonObject, content: str, parent_id: Parent
+    ) -> bool:
+        """Run an append; False if its state did not hold."""
+        place, parent = _place(parent_id)
+        new = [*first, self._session, escape(plain["id"]), escape(plain["role"]), content]
+        problem = await self._write_indexed(statement, plain, lambda text: [*new, text, place, parent])
+        if problem == "unknown_parent":
+            raise UnknownParent(unescape(parent or ""))
+        return problem != CHANGED
+
     async def _write_indexed(self, statement: str, message: JsonObject, args: Any) -> str | None:
         """Write a message with its text for the search; with the beginning of the text if PostgreSQL cannot index it all."""
         text = escape(message_text(message, "\n"))
@@ -374,6 +482,18 @@ class PostgresSessionProvider:
 
 def _messages(chosen: list[str | Overlay], contents: Mapping[str, str]) -> list[JsonObject]:
     return [overlay_message(item) if isinstance(item, Overlay) else decode(contents[item]) for item in chosen]
+
+
+def _page_row(tree: Tree, identity: str, message: JsonObject) -> JsonObject:
+    parent = tree.parents[identity]
+    return {
+        "id": message["id"],
+        "parentId": None if parent is None else unescape(parent),
+        "role": message["role"],
+        "bytes": tree.sizes[identity],
+        "tokens": estimate_one(message),
+        "createdAt": iso_time(tree.times.get(identity, 0)),
+    }
 
 
 def substring_conditions(column: str, substrings: list[str]) -> str:

@@ -112,6 +112,12 @@ class Tables:
         has_seq = "seq" in self._columns[name]
         return f"{a}.seq DESC" if has_seq else f"{a}.created_at DESC NULLS LAST, {a}.ctid DESC"
 
+    def place(self, name: str, alias: str = "") -> str:
+        """A whole number that grows in that order."""
+        a = alias or ALIASES[name]
+        has_seq = "seq" in self._columns[name]
+        return f"{a}.seq" if has_seq else f"COALESCE(CAST(EXTRACT(EPOCH FROM {a}.created_at) * 1000000 AS bigint), 0)"
+
     async def make(self, client: Any, names: list[str]) -> None:
         """Make what is missing. Raises MissingTables if that is not permitted, PostgresUnavailable."""
         found = await _found(client, names)
