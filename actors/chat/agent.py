@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from actors.agent import Stream
-from actors.chat.reply import Reply
+from actors.chat.reply import COMPLETE, Reply, reply_id, status_of
 from actors.chat.tools import tools_of
 from actors.chat.turn import Turn
 from actors.default_agent import Conversation
@@ -15,7 +15,7 @@ from actors.models import Model
 from actors.rpc import rpc
 from actors.session.tools import Tool
 from storage.errors import InvalidArgument
-from storage.records import COMPACTION_PREFIX
+from storage.records import COMPACTION_PREFIX, clean
 
 __all__ = ["ChatAgent"]
 
@@ -37,8 +37,9 @@ class ChatAgent(Conversation):
                 ...
 
     ``max_steps``: how often a turn asks the model; the last time it is asked for words. ``tool_seconds``: how long a tool may
-    take. The tokens of the model's calls are in the reply's ``metadata.usage`` and, where the session is listed in the registry
-    of a `SessionManager`, in its row.
+    take. A tool that is no ``async def`` runs in a thread, which nothing can end: after its time, and when the turn is cancelled,
+    it runs on, its answer is dropped, and what it does is done. The tokens of the model's calls are in the reply's
+    ``metadata.usage`` and, where the session is listed in the registry of a `SessionManager`, in its row.
     """
 
     max_steps: ClassVar[int] = 10
@@ -69,14 +70,22 @@ class ChatAgent(Conversation):
         toolCallId, toolName, state, output | errorText}``. Final value: ``{message}``, the reply as it is stored.
 
         ``message_id`` is the question's id. Called again with it, the question is not doubled: a complete reply is returned as
-        it is, one that was cut short is gone on with (tools that ran are not run again). One turn runs at a time; another
-        waits for it. Raises `ModelError`; question and partial reply stay.
+        it is, one that was cut short is gone on with where it is (tools that ran are not run again). One turn runs at a time;
+        another waits for it. Raises `ModelError`; question and partial reply stay.
+
+        The reply is right below its question, and the model is told the path to that question, not what others have appended
+        since. A new question becomes the latest leaf with its empty reply, in one moment; what is appended while the reply is
+        written comes behind it. Only a question that was stored before without a reply (with ``appendMessage``, say), and that
+        others have been appended to, gets its reply as a new branch: that is the latest leaf then, as is every message that was
+        added last, and the older branch is where it was.
+
+        A reply that reaches the largest size of a message ends there, with the status ``full``, which is complete. If question
+        or reply is deleted meanwhile, the turn ends with `UnknownMessage` at its next step or save, and stores nothing more.
         """
         model = self.chat_model()
         if model is None:
             raise NoModel()
-        if not text.strip():
-            raise InvalidArgument("The text of a question must not be empty.")
+        question_id = _question_id(text, message_id)
         turn = Turn(
             self.session,
             stream,
@@ -84,12 +93,12 @@ class ChatAgent(Conversation):
             max_steps=self.max_steps,
             tool_seconds=self.tool_seconds,
         )
-        entry = (uuid4().hex if message_id is None else message_id, turn)
+        entry = (question_id, turn)
         self._turns.append(entry)
         try:
             async with self._one_at_a_time:
-                await self._ask(text, entry[0])
-                reply = await Reply.begin(self.session, entry[0], model.name)
+                limit = self.settings.max_message_bytes
+                reply = await Reply.begin(self.session, question_id, text, model=model.name, limit=limit)
                 message = reply.message if reply.is_complete else await turn.run(model, reply)
         finally:
             self._turns.remove(entry)
@@ -98,17 +107,27 @@ class ChatAgent(Conversation):
     @rpc
     async def cancel_chat(self, message_id: str | None = None) -> bool:
         """End the turn of this question, or (none given) all that run or wait. What was written stays, and the stream ends with
-        that. Whether there was one."""
-        found = [turn for question_id, turn in self._turns if message_id in (None, question_id)]
-        return any([turn.cancel() for turn in found])
+        that. Whether a turn ends by it; False if it only returns a reply that is complete."""
+        found = [entry for entry in self._turns if message_id in (None, entry[0])]
+        ended = [turn.cancel() for _, turn in found if turn.has_begun]
+        for entry in [entry for entry in found if not entry[1].has_begun]:
+            is_complete = await self._is_answered(entry[0])
+            ended.append(entry in self._turns and not is_complete and entry[1].cancel())
+        return any(ended)
 
-    async def _ask(self, text: str, message_id: str) -> None:
-        """Store the question, unless it is there."""
-        if message_id.startswith(COMPACTION_PREFIX):
-            raise InvalidArgument(f"The id of a question must not begin with {COMPACTION_PREFIX!r}.")
-        known = await self.session.get_message(message_id)
-        if known is not None and known["role"] != "user":
-            raise InvalidArgument(f"The message {message_id!r} is no question.")
-        if known is None:
-            question = {"id": message_id, "role": "user", "parts": [{"type": "text", "text": text}]}
-            await self.session.append_message(question)
+    async def _is_answered(self, question_id: str) -> bool:
+        reply = await self.session.get_message(reply_id(question_id))
+        return reply is not None and status_of(reply) in COMPLETE
+
+
+def _question_id(text: object, message_id: object) -> str:
+    """The id of a question, a new one if none is given. Raises InvalidArgument."""
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidArgument("The question must be a text and must not be empty.")
+    if message_id is None:
+        return uuid4().hex
+    if not isinstance(message_id, str) or not message_id:
+        raise InvalidArgument("The id of a question must be a text and must not be empty.")
+    if message_id.startswith(COMPACTION_PREFIX):
+        raise InvalidArgument(f"The id of a question must not begin with {COMPACTION_PREFIX!r}.")
+    return clean(message_id)

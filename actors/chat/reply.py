@@ -1,8 +1,12 @@
-"""The assistant's message of one turn, stored as it comes: whole whenever a part ends, at most once in `SAVE_SECONDS` between.
+"""The assistant's message of one turn, below its question, stored as it comes.
 
 Its id follows from the question's, so a turn that is tried again finds what the first try has left. ``metadata`` tells where it
 stands: ``replyTo``, ``status`` (one of `STATUSES`), ``model``, ``usage`` (``inputTokens`` and ``outputTokens`` of all calls),
 ``finishReason``, and ``error``, the sentence of a turn that failed.
+
+What must not be lost is stored at once: calls before they are run, the answers once all of a step are there, and the end. Text,
+and single answers before that, are stored in between, at most once in `SAVE_SECONDS` and only while `WRITE_FACTOR` allows: every
+save writes the whole message, and so a reply costs a multiple of its size, not its square.
 """
 
 import asyncio
@@ -13,20 +17,32 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 from uuid import uuid4
 
+from actors.conversation.json_text import encode
 from actors.session import Session
 from compaction import Usage
-from storage.errors import InvalidArgument, LimitExceeded, StorageError
+from compaction.tool_pairs import is_call, is_result
+from storage import records
+from storage.errors import InvalidArgument, LimitExceeded, StorageError, UnknownMessage
 
 Json: TypeAlias = dict[str, Any]
 
 SAVE_SECONDS = 0.75
-COMPLETE = frozenset({"done", "cancelled", "max-steps"})
+WRITE_FACTOR = 5
+"""A save that can wait is left out if all saves would come to more than that many times the size of the message, and
+`WRITE_FREE` bytes. Behind them, a long text is stored whenever it has grown by a quarter."""
+WRITE_FREE = 64 * 1024
+
+COMPLETE = frozenset({"done", "cancelled", "max-steps", "full"})
+"""``full``: it was cut because a message can hold no more."""
 STATUSES = COMPLETE | {"streaming", "error", "interrupted"}
 """Those that are not complete are gone on with when the question comes again."""
 
 INTERRUPTED = "It was interrupted before it answered; whether it has done anything is not known."
 _PLAIN_NAME = re.compile(r"(?!(?:call|result)$)[A-Za-z0-9_-]+")  # `tool-call` and `tool-result` are types of their own
-_FINAL = ("output-available", "output-error", "output-denied")
+
+
+class ReplyFull(Exception):
+    """The message can hold no more; to be ended with the status ``full``. Its cause is what refused a save, if one was tried."""
 
 
 def reply_id(question_id: str) -> str:
@@ -36,9 +52,13 @@ def reply_id(question_id: str) -> str:
 class Reply:
     """Begun by `Reply.begin`, ended by `finish`."""
 
-    def __init__(self, session: Session, message: Json) -> None:
+    def __init__(self, session: Session, message: Json, limit: int) -> None:
         self._session = session
         self._message = message
+        self._limit = limit
+        self._size = size_of(message)  # about: what has come since the last save is counted without its quoting
+        self._stored_size = self._size
+        self._written = 0
         self._texts: list[str] = []  # of the last part, while it is written
         self._is_new_step = bool(message["parts"])
         self._is_changed = False
@@ -48,25 +68,40 @@ class Reply:
         self._lock = asyncio.Lock()
 
     @classmethod
-    async def begin(cls, session: Session, question_id: str, model: str) -> "Reply":
-        """Store an empty reply, or take over what an earlier try has left. Raises InvalidArgument for a foreign message."""
+    async def begin(cls, session: Session, question_id: str, text: str, *, model: str, limit: int) -> "Reply":
+        """Store the question and below it, in the same moment, an empty reply; or take over what an earlier try has left.
+
+        ``limit``: how many bytes a message may have. Raises InvalidArgument for ids of other messages, before anything is stored.
+        """
         identity = reply_id(question_id)
-        message = await session.get_message(identity)
+        question, message = await session.get_message(question_id), await session.get_message(identity)
+        if question is not None and question["role"] != "user":
+            raise InvalidArgument(f"The message {question_id!r} is no question.")
         if message is None:
             metadata = {"replyTo": question_id, "status": "streaming", "model": model}
             message = {"id": identity, "role": "assistant", "parts": [], "metadata": metadata}
-            await session.append_message(message)
-            return cls(session, message)
-        if status_of(message) is None or message["metadata"].get("replyTo") != question_id:
+            if question is None:
+                question = {"id": question_id, "role": "user", "parts": [{"type": "text", "text": text}]}
+                await session.append_messages([question, message])
+            else:
+                await session.append_message(message, question_id)
+            return cls(session, message, limit)
+        if question is None or status_of(message) is None or message["metadata"]["replyTo"] != question_id:
             raise InvalidArgument(f"There is another message with the id {identity!r}: give this question another id.")
-        reply = cls(session, message)
+        reply = cls(session, message, limit)
         if not reply.is_complete:
-            message = sealed({**message, "parts": _kept(message["parts"])}, "streaming")
-            message["metadata"].pop("error", None)
-            reply = cls(session, message)
-            reply._is_changed = True
-            await reply.save()
+            await reply._take_over()
         return reply
+
+    async def _take_over(self) -> None:
+        self._message = sealed({**self._message, "parts": _kept(self._message["parts"])}, "streaming")
+        self._message["metadata"].pop("error", None)
+        self._is_new_step = bool(self._message["parts"])
+        self._is_changed = True
+        try:
+            await self.save()
+        except ReplyFull:
+            await self.finish("full")
 
     @property
     def id(self) -> str:
@@ -86,18 +121,40 @@ class Reply:
         parts: list[Json] = self._message["parts"]
         return sum(1 for part in parts if part.get("type") == "step-start") + bool(parts)
 
+    async def path(self) -> list[Json]:
+        """What is to be answered: the path to the question, whatever else has been stored since, and this reply.
+
+        Raises UnknownMessage once one of the two was deleted.
+        """
+        question_id = self._message["metadata"]["replyTo"]
+        async with self._lock:
+            stored = await self._session.get_message(self.id)
+            if stored is None:
+                raise UnknownMessage(self.id)
+            if status_of(stored) is not None and not self._is_changed:  # others may have taken documents out of it
+                self._message = stored
+        history = await self._session.get_history(question_id)
+        if not any(message["id"] == question_id for message in history):  # a summary may end with it
+            question = await self._session.get_message(question_id)
+            if question is None:
+                raise UnknownMessage(question_id)
+            history.append(question)
+        return [*history, self._message]
+
     # ---- what comes -------------------------------------------------------------------------------------------
 
     def add_text(self, text: str) -> None:
-        """Does not wait. Raises what an earlier save in the background failed with."""
+        """Does not wait. Raises ReplyFull, and what an earlier save in the background failed with."""
         if self._problem is not None:
             raise self._problem
         if not self._texts:
             self._begin_step()
             self._message["parts"].append({"type": "text", "text": ""})
         self._texts.append(text)
-        self._is_changed = True
-        if self._saving is None:
+        self._grow(len(text.encode("utf-8", "replace")))
+        if self._size > self._limit:
+            raise ReplyFull
+        if self._saving is None and self._can_afford():
             self._saving = asyncio.create_task(self._save_soon())
 
     def end_step(self, usage: Usage | None, reason: str) -> None:
@@ -111,7 +168,7 @@ class Reply:
                 "outputTokens": counted.get("outputTokens", 0) + usage.output_tokens,
             }
         metadata["finishReason"] = reason
-        self._is_changed = True
+        self._grow(0)
         self._is_new_step = bool(self._message["parts"])
 
     def add_call(self, given_id: str, name: str, arguments: Any) -> str:
@@ -122,14 +179,14 @@ class Reply:
         is_used = not given_id or any(part.get("toolCallId") == given_id for part in parts)
         call_id = f"call-{uuid4().hex}" if is_used else given_id
         kind = f"tool-{name}" if _PLAIN_NAME.fullmatch(name) else "dynamic-tool"
-        part = {"type": kind, "toolCallId": call_id, "toolName": name}
-        parts.append({**part, "input": arguments, "state": "input-available"})
-        self._is_changed = True
+        part = {"type": kind, "toolCallId": call_id, "toolName": name, "input": arguments, "state": "input-available"}
+        parts.append(part)
+        self._grow(len(encode(part)))
         return call_id
 
     async def answer(self, call_id: str, outcome: Json) -> Json:
-        """Store the answer to a call: ``output``, or ``errorText``, and the state that goes with it. What was stored: an error
-        if a message cannot hold the answer."""
+        """Put the answer to a call: ``output``, or ``errorText``, and the state that goes with it. Stored at the latest when
+        every call has one. What was put: an error if a message cannot hold the answer. Raises ReplyFull."""
         async with self._lock:
             return await self._answer(call_id, outcome)
 
@@ -142,15 +199,21 @@ class Reply:
             return await self._answer(call_id, outcome)
 
     async def finish(self, status: str, *, error: str | None = None, left: str = INTERRUPTED) -> Json:
-        """Store the end. Calls without an answer get ``left`` as their error."""
+        """Store the end. Calls without an answer get ``left`` as their error. What a message cannot hold is cut from the end, and
+        then the status is ``full``. Raises LimitExceeded if not even that can be stored."""
         await self._stop_saving()
         self._end_text()
         async with self._lock:
-            self._message = sealed(self._message, status, left)
+            whole = sealed(self._message, status, left)
             if error is not None:
-                self._message["metadata"]["error"] = error
-            self._is_changed = True
-            await self._save()
+                whole["metadata"]["error"] = error
+            try:
+                await self._save_end(cut(whole, self._limit))
+            except ReplyFull:  # the storage holds less than it should
+                try:
+                    await self._save_end(cut(whole, min(self._limit, self._stored_size)))
+                except ReplyFull as exc:
+                    raise exc.__cause__ or exc from None
         return self._message
 
     # ---- storage ----------------------------------------------------------------------------------------------
@@ -164,25 +227,45 @@ class Reply:
         if not self._is_changed:
             return
         self._join_text()
+        self._size = size_of(self._message)
+        if self._size > self._limit:
+            raise ReplyFull from LimitExceeded(f"A reply of {self._size:,} bytes", f"{self._limit:,} bytes")
         self._is_changed = False
         try:
+            size = self._size
             await self._session.update_message(self._message)
-        except BaseException:
+            self._stored_size = size
+            self._written += size
+        except BaseException as exc:
             self._is_changed = True
+            if isinstance(exc, LimitExceeded):
+                raise ReplyFull from exc
             raise
         finally:
             self._saved_at = time.monotonic()
 
+    async def _save_end(self, message: Json) -> None:
+        self._message = message
+        self._is_changed = True
+        await self._save()
+
     async def _save_soon(self) -> None:
-        """Until everything is stored, and no oftener than it should be."""
+        """Until everything is stored, or no more can be afforded; no oftener than it should be."""
         try:
-            while self._is_changed:
+            while self._is_changed and self._can_afford():
                 await asyncio.sleep(max(0.0, self._saved_at + SAVE_SECONDS - time.monotonic()))
                 await self.save()
         except Exception as exc:
             self._problem = exc
         finally:
             self._saving = None
+
+    def _can_afford(self) -> bool:
+        return self._written + self._size <= WRITE_FACTOR * self._size + WRITE_FREE
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        self._is_changed = True
 
     async def _stop_saving(self) -> None:
         if self._saving is not None:
@@ -194,14 +277,20 @@ class Reply:
         index = next(number for number, part in enumerate(parts) if part.get("toolCallId") == call_id)
         waiting = parts[index]
         try:
-            parts[index] = {**waiting, **outcome}
-            self._is_changed = True
-            await self._save()
+            await self._put(index, {**waiting, **outcome})
             return outcome
-        except LimitExceeded:
-            parts[index] = {**waiting, **_TOO_LARGE}
-            await self._save()
+        except ReplyFull:
+            self._size = size_of({**self._message, "parts": [*parts[:index], waiting, *parts[index + 1 :]]})
+            await self._put(index, {**waiting, **_TOO_LARGE})
             return _TOO_LARGE
+
+    async def _put(self, index: int, part: Json) -> None:
+        parts = self._message["parts"]
+        parts[index] = part
+        self._grow(len(encode(part)))
+        is_last = all(self._is_answered(each) for each in parts if "toolCallId" in each)
+        if is_last or self._size > self._limit or self._can_afford():
+            await self._save()
 
     def _begin_step(self) -> None:
         if self._is_new_step:
@@ -217,6 +306,9 @@ class Reply:
             self._texts = ["".join(self._texts)]
             self._message["parts"][-1] = {"type": "text", "text": self._texts[0]}
 
+    def _is_answered(self, part: Json) -> bool:
+        return _is_answered(self._message, part)
+
 
 _TOO_LARGE: Json = {"state": "output-error", "errorText": "Its answer is larger than what can be stored."}
 
@@ -225,16 +317,38 @@ def status_of(message: Json) -> str | None:
     """The status of a message that is a reply; None for any other."""
     metadata = message.get("metadata")
     status = metadata.get("status") if isinstance(metadata, dict) and "replyTo" in metadata else None
-    return status if message["role"] == "assistant" and status in STATUSES else None
+    is_known = isinstance(status, str) and status in STATUSES
+    return status if message["role"] == "assistant" and is_known else None
 
 
 def sealed(message: Json, status: str, left: str = INTERRUPTED) -> Json:
     """The reply with another status, and an error in place of each answer that will not come."""
     parts = [
-        {**part, "state": "output-error", "errorText": left} if "toolCallId" in part and not _is_final(part) else part
+        part if _is_answered(message, part) else {**part, "state": "output-error", "errorText": left}
         for part in message["parts"]
     ]
     return {**message, "parts": parts, "metadata": {**message["metadata"], "status": status}}
+
+
+def cut(message: Json, limit: int) -> Json:
+    """The reply as it is, or ``full`` and without as much from its end as it has too many bytes."""
+    over = size_of(message) - limit
+    if over <= 0:
+        return message
+    metadata = {**message["metadata"], "status": "full"}
+    message = {**message, "parts": list(message["parts"]), "metadata": metadata}
+    parts = message["parts"]
+    while parts and (over := size_of(message) - limit) > 0:
+        last = parts.pop()
+        text = str(last.get("text", "")).encode("utf-8", "replace")[:-over].decode("utf-8", "ignore")
+        if text:
+            parts.append({**last, "text": text})
+    return message
+
+
+def size_of(message: Json) -> int:
+    """How many bytes are stored of a message."""
+    return len(records.encode(message)[1].encode())
 
 
 async def seal_dead(session: Session, history: list[Json], living: str) -> list[Json]:
@@ -255,5 +369,6 @@ def _kept(parts: list[Json]) -> list[Json]:
     return parts[: last + 1]
 
 
-def _is_final(part: Json) -> bool:
-    return part.get("state") in _FINAL
+def _is_answered(message: Json, part: Json) -> bool:
+    """Whether nothing is to come for a part."""
+    return not is_call(message, part) or is_result(message, part)

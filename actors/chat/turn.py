@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from actors.agent import Stream
 from actors.chat.model_messages import model_messages
-from actors.chat.reply import Reply, seal_dead
+from actors.chat.reply import Reply, ReplyFull, seal_dead
 from actors.chat.tools import ChatTool, ToolFailed
 from actors.conversation.calls import public_text
 from actors.conversation.json_text import encode
@@ -22,6 +22,7 @@ MAX_OUTPUT_BYTES = 1024 * 1024
 """More than that of one tool's answer is an error for the model: it would not fit its context anyway."""
 
 CANCELLED = "The turn was cancelled before it answered; whether it has done anything is not known."
+FULL = "Not run: the reply can hold no more."
 TOO_MANY_STEPS = "Not run: the turn had reached its limit of steps."
 
 
@@ -47,22 +48,29 @@ class Turn:
         self._is_cancelled = False
 
     async def run(self, model: Model, reply: Reply) -> Json:
-        """The reply as it is stored at the end, or when it was cancelled. Raises what the turn failed with, stored as well."""
+        """The reply as it is stored at the end, also when it was cancelled or is full. Raises what the turn failed with, which is
+        stored as well."""
         if self._is_cancelled:
             return await reply.finish("cancelled", left=CANCELLED)
         self._reply = reply
         self._work = asyncio.create_task(self._steps(model), name="chat turn")
         try:
             status = await self._work
+        except ReplyFull:
+            return await reply.finish("full", left=FULL)
         except asyncio.CancelledError:
             if self._is_cancelled:
-                return await self._reply.finish("cancelled", left=CANCELLED)
+                return await reply.finish("cancelled", left=CANCELLED)
             await self._fail("interrupted", None)
             raise
         except Exception as exc:
             await self._fail("error", str(exc) if isinstance(exc, StorageError) else public_text(exc))
             raise
-        return await self._reply.finish(status, left=TOO_MANY_STEPS)
+        return await reply.finish(status, left=TOO_MANY_STEPS)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._work is not None
 
     def cancel(self) -> bool:
         """End it, also before it has begun; what was written so far stays. Whether there was anything to end."""
@@ -95,8 +103,7 @@ class Turn:
         self, client: ModelClient, tools: Mapping[str, ChatTool], may_call: bool
     ) -> list[tuple[str, str, Any]]:
         """One answer of the model, stored; the calls that it asks for: id, name, input."""
-        history = await self._session.get_history(self._reply.id)
-        history = await seal_dead(self._session, history, self._reply.id)
+        history = await seal_dead(self._session, await self._reply.path(), self._reply.id)
         messages = model_messages(history, await self._session.freeze_system_prompt())
         calls: list[ToolCall] = []
         finished: Finished | None = None

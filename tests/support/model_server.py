@@ -1,6 +1,7 @@
 """A scripted local endpoint that speaks OpenAI's chat completions: streamed or not, with every way to misbehave."""
 
 import asyncio
+import contextlib
 import json
 import re
 from collections import deque
@@ -176,7 +177,8 @@ class ModelServer:
 
 async def _watch(reader: asyncio.StreamReader, reply: Reply) -> None:
     """A client sends nothing more on this connection; its end means that the client has gone."""
-    await reader.read()
+    with contextlib.suppress(ConnectionError):  # it went with something unread
+        await reader.read()
     reply.is_gone.set()
     reply.go.set()
 

@@ -4,8 +4,12 @@ import asyncio
 import json
 import logging
 import os
+import random
+import string
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +27,11 @@ from actors.chat.model_messages import NO_ANSWER, model_messages
 from actors.chat.tools import FunctionTool, ToolFailed
 from actors.conversation.events import Failure, Result
 from actors.session.tools import Tool
+from compaction import estimate_message_tokens
 from storage import access, sessions
 from storage.checkpoints import ConversationKey, MemoryStore
-from storage.errors import StoreUnavailable
+from storage.errors import InvalidArgument, LimitExceeded, StoreUnavailable
+from storage.records import clean
 from storage.sessions import NewSession
 
 Json = dict[str, Any]
@@ -134,6 +140,11 @@ def tool_parts(message: Json) -> list[Json]:
     return [part for part in message["parts"] if "toolCallId" in part]
 
 
+def told(server: ModelServer, number: int) -> list[str]:
+    """What the model was given with a request, without the prompt."""
+    return [message["content"] for message in server.requests[number]["messages"][1:]]
+
+
 def slots(store: MemoryStore) -> int:
     return len([key for key in store.objects if "/log/" in key])
 
@@ -227,6 +238,9 @@ async def test_without_a_model_nothing_is_stored_and_the_sentence_says_what_to_d
     ("arguments", "sentence"),
     [
         (["  "], "must not be empty"),
+        ([5], "chat: 'text' must be text."),
+        (["Hello?", 5], "chat: 'messageId' must be text."),
+        (["Hello?", ""], "The id of a question must be a text and must not be empty."),
         (["Hello?", "compaction_1"], "must not begin with 'compaction_'"),
         (["Hello?", "a1"], "is no question"),
         (["Hello?", "u1"], "another message with the id 'u1-reply'"),
@@ -240,6 +254,18 @@ async def test_a_question_that_cannot_be_one_is_refused(
         await hall.call("appendMessage", text("u1-reply", "mine", "user"))
         assert sentence in await failed(hall, *arguments)
         assert server.requests == []
+        assert [message["id"] for message in await history(hall)] == ["a1", "u1-reply"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"), [((5,), "The question must be a text"), (("Hello?", 5), "The id of a question must be")]
+)
+async def test_a_method_that_calls_chat_with_something_else_is_told_so(
+    server: ModelServer, tmp_path: Path, arguments: Any, sentence: str
+) -> None:
+    async with chatting(tmp_path, server) as hall:
+        with pytest.raises(InvalidArgument, match=sentence):
+            await hall.conversation._agent.chat(None, *arguments)
 
 
 # ---- tools ----------------------------------------------------------------------------------------------------
@@ -758,6 +784,378 @@ async def test_the_model_writes_the_summaries_too_and_sees_them_in_later_turns(
         assert {"role": "assistant", "content": overlay["parts"][0]["text"]} in told
         assert overlay["parts"] == [{"type": "text", "text": "## Topic\nA long talk"}]
         assert len(told) < 2 * 9
+
+
+# ---- where it is stored -----------------------------------------------------------------------------------------
+
+
+async def test_an_old_question_that_is_asked_again_is_answered_from_its_own_place(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    """q1 was stored, its process died; q2 was answered; then q1 is tried again."""
+    server.answer("Half an", cut_before=0)
+    server.answer("Two.")
+    server.answer("One.")
+    server.answer("Three.")
+    async with chatting(tmp_path, server) as hall:
+        await failed(hall, "Question 1", "q1")
+        await ask(hall, "Question 2", "q2")
+        await ask(hall, "Question 1", "q1")
+        assert told(server, 2) == ["Question 1"]
+        assert [message["id"] for message in await history(hall)] == ["q1", "q1-reply", "q2", "q2-reply"]
+        assert (await history(hall))[1]["parts"] == [{"type": "text", "text": "One."}]
+        await ask(hall, "Question 3", "q3")
+        assert told(server, 3) == ["Question 1", "One.", "Question 2", "Two.", "Question 3"]
+
+
+async def test_a_question_without_a_reply_gets_it_below_itself_whatever_came_since(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    server.answer("Two.")
+    server.answer("One.")
+    server.answer("Three.")
+    async with chatting(tmp_path, server) as hall:
+        await hall.call("appendMessage", text("q1", "Question 1"))
+        await ask(hall, "Question 2", "q2")
+        await ask(hall, "Question 1", "q1")
+        assert told(server, 1) == ["Question 1"]
+        assert [message["id"] for message in await hall.call("getBranches", "q1")] == ["q2", "q1-reply"]
+        # what was added last is the latest leaf, and the other branch is where it was
+        assert [message["id"] for message in await history(hall)] == ["q1", "q1-reply"]
+        assert [message["id"] for message in await hall.call("getHistory", "q2-reply")] == ["q1", "q2", "q2-reply"]
+        await ask(hall, "Question 3", "q3")
+        assert told(server, 2) == ["Question 1", "One.", "Question 3"]
+
+
+async def test_nothing_comes_between_a_question_and_its_reply(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answer("One.")
+    async with chatting(tmp_path, server) as hall:
+        session = hall.conversation._agent.session
+        append, append_all, others = session.append_message, session.append_messages, iter(range(9))
+
+        def with_another(write: Any) -> Any:
+            async def write_both(*arguments: Any) -> None:
+                await write(*arguments)
+                await append(text(f"other{next(others)}", "meanwhile"))
+
+            return write_both
+
+        monkeypatch.setattr(session, "append_message", with_another(append))
+        monkeypatch.setattr(session, "append_messages", with_another(append_all))
+        await ask(hall, "Question 1", "q1")
+        assert [message["id"] for message in await history(hall)] == ["q1", "q1-reply", "other0"]
+        assert told(server, 0) == ["Question 1"]
+
+
+async def test_a_question_that_a_summary_ends_with_is_still_asked(server: ModelServer, tmp_path: Path) -> None:
+    server.answer("One.")
+    async with chatting(tmp_path, server) as hall:
+        await hall.call("appendMessage", text("before", "Hello"))
+        await hall.call("appendMessage", text("q1", "Question 1"))
+        await hall.call("addCompaction", "Greetings", "before", "q1")
+        await ask(hall, "Question 1", "q1")
+        assert told(server, 0) == ["Greetings", "Question 1"]
+
+
+async def test_two_clients_append_while_a_turn_runs(server: ModelServer, tmp_path: Path) -> None:
+    reply = server.answer("Adding ", "now.", calls=[("c1", "add", '{"a": 1, "b": 2}')], pause_before=1)
+    server.answer("Three.")
+    server.answer("Yes.")
+    async with chatting(tmp_path, server) as hall:
+        await hall.connect(2)
+        hall.send("one", "chat", "1 + 2?", "q1")
+        await until_chunk(hall, "one")
+        for number in range(5):
+            for client in (1, 2):
+                message = text(f"m{client}-{number}", f"by {client}")
+                hall.send(f"append{client}-{number}", "appendMessage", message, connection=client)
+        for number in range(5):
+            for client in (1, 2):
+                assert isinstance(await hall.answer(f"append{client}-{number}"), Result)
+        reply.go.set()
+        await hall.answer("one")
+        assert told(server, 1)[0] == "1 + 2?"
+        assert "by" not in json.dumps(server.requests[1]["messages"][1:])
+        shown = await history(hall)
+        assert [message["id"] for message in shown[:2]] == ["q1", "q1-reply"]
+        for client in (1, 2):
+            own = [message["id"] for message in shown if message["id"].startswith(f"m{client}-")]
+            assert own == [f"m{client}-{number}" for number in range(5)]
+        assert shown[1]["parts"][-1] == {"type": "text", "text": "Three."}
+        assert await hall.call("getPathLength") == 12
+        await ask(hall, "Seen?", "q2")
+        assert len(told(server, 2)) == 15  # one of them is the tool's answer
+        session = hall.conversation._agent.session
+        assert await session._parts.history.path_tokens() == estimate_message_tokens(await history(hall))
+
+
+@pytest.mark.parametrize("what", ["clear", "both", "question", "reply"])
+async def test_a_turn_whose_question_is_deleted_meanwhile_ends_and_leaves_nothing(
+    server: ModelServer, tmp_path: Path, what: str
+) -> None:
+    """Neither is the model asked again, nor is a call of its answer run."""
+    reply = server.answer("Adding ", "now.", calls=[("c1", "wait", "{}")], pause_before=1)
+    server.answer(calls=[("c2", "add", '{"a": 1, "b": 2}')])
+    server.answer("Fresh.")
+    gone = {"clear": {"q1", "q1-reply", "q0"}, "both": {"q1", "q1-reply"}, "question": {"q1"}, "reply": {"q1-reply"}}[
+        what
+    ]
+    async with chatting(tmp_path, server) as hall:
+        await hall.call("appendMessage", text("q0", "before"))
+        hall.send("one", "chat", "1 + 2?", "q1")
+        await until_chunk(hall, "one")
+        await (hall.call("clearMessages") if what == "clear" else hall.call("deleteMessages", sorted(gone)))
+        Helper.hold.set()
+        reply.go.set()
+        answer = await hall.answer("one")
+        assert isinstance(answer, Failure)
+        assert answer.code == "unknown_message"
+        assert f"no message '{'q1' if what == 'question' else 'q1-reply'}'" in answer.error
+        assert len(server.requests) == 1
+        assert Helper.begun.is_set() == (what == "question")  # the reply could be stored, and so its calls were run
+        left = {message["id"] for message in await history(hall)}
+        assert left == {"q0", "q1", "q1-reply"} - gone
+        server.script.clear()
+        server.answer("Fresh.")
+        if what == "question":
+            assert "another message with the id 'q1-reply'" in await failed(hall, "1 + 2?", "q1")
+            assert "q1" not in {message["id"] for message in await history(hall)}
+        else:
+            _, message = await ask(hall, "1 + 2?", "q1")
+            assert message["parts"] == [{"type": "text", "text": "Fresh."}]
+            assert told(server, 1)[-1] == "1 + 2?"
+
+
+async def test_a_conversation_with_a_turn_hibernates_in_bounded_time_also_when_its_tools_end_never(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    """While it runs it is busy, which keeps the keeper from putting it to sleep; a drain gives it its time and no more."""
+    release = threading.Event()
+
+    class Stuck(Helper):
+        tool_seconds = 60.0
+
+        def tools(self) -> Any:
+            return {"hold": self.hold_on, "swallow": self.swallow}
+
+        def hold_on(self) -> str:
+            loop.call_soon_threadsafe(Helper.begun.set)
+            release.wait(30)
+            return "late"
+
+        async def swallow(self) -> str:
+            await asyncio.sleep(60)
+            return "late"
+
+    store, loop = MemoryStore(), asyncio.get_running_loop()
+    server.answer(calls=[("c1", "hold", "{}"), ("c2", "swallow", "{}")])
+    try:
+        async with chatting(tmp_path, server, Stuck, store=store) as hall:
+            hall.send("one", "chat", "Go", "q1")
+            await asyncio.wait_for(Helper.begun.wait(), 5)
+            assert hall.conversation.is_busy
+            started = loop.time()
+            await hall.conversation.hibernate(0.3)
+            assert 0.3 <= loop.time() - started < 2
+            assert isinstance(await hall.answer("one"), Failure)
+            assert not hall.conversation.is_busy
+    finally:
+        release.set()
+    async with chatting(tmp_path, server, store=store) as hall:
+        stored = (await history(hall))[1]
+        assert stored["metadata"]["status"] == "interrupted"
+        assert ["interrupted" in part["errorText"] for part in tool_parts(stored)] == [True, True]
+        assert "late" not in json.dumps(stored)
+
+
+# ---- how large it may be ----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def counted_updates(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[int]]:
+    session = hall.conversation._agent.session
+    update, sizes = session.update_message, []
+
+    async def counting(message: Json) -> None:
+        sizes.append(reply_module.size_of(message))
+        await update(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "update_message", counting)
+        yield sizes
+
+
+def log_bytes(store: MemoryStore) -> int:
+    return sum(len(data) for key, data in store.objects.items() if "/log/" in key)
+
+
+async def test_a_long_answer_is_written_a_few_times_and_not_its_square(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 MB from a model so slow that time would allow a save for each piece."""
+    monkeypatch.setattr(reply_module, "SAVE_SECONDS", 0.0)
+    rng = random.Random(4)
+    pieces = ["".join(rng.choices(string.ascii_letters, k=1_024)) for _ in range(1_024)]
+    store = MemoryStore()
+    async with chatting(tmp_path, server, store=store) as hall, counted_updates(hall, monkeypatch) as sizes:
+        session = hall.conversation._agent.session
+        reply = await reply_module.Reply.begin(session, "q1", "Go", model="tiny", limit=8 * 1024 * 1024)
+        before = log_bytes(store)
+        for piece in pieces:
+            reply.add_text(piece)
+            if reply._saving is not None:
+                await reply._saving
+        message = await reply.finish("done")
+        assert (await history(hall))[1] == message
+        assert message["parts"] == [{"type": "text", "text": "".join(pieces)}]
+        size = reply_module.size_of(message)
+        most = (reply_module.WRITE_FACTOR + 1) * size + reply_module.WRITE_FREE  # and the end
+        assert sum(sizes) <= most
+        assert log_bytes(store) - before < 1.5 * most
+        assert all(later <= 1.3 * size for size, later in pairwise(sizes[20:]))  # no long part of it waits for the end
+
+
+async def test_many_answers_of_tools_are_written_a_few_times_and_not_once_for_each(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wordy(Helper):
+        def tools(self) -> Any:
+            return {"long": lambda: "x" * 10_000}
+
+    server.answer(calls=[(f"c{number}", "long", "{}") for number in range(60)])
+    server.answer("Done.")
+    async with chatting(tmp_path, server, Wordy) as hall, counted_updates(hall, monkeypatch) as sizes:
+        chunks, message = await ask(hall, "Go", "q1")
+        assert [part["output"] for part in tool_parts(message)] == ["x" * 10_000] * 60
+        assert len(chunks) == 2 * 60 + 1
+        size = reply_module.size_of(message)
+        assert sum(sizes) <= (reply_module.WRITE_FACTOR + 3) * size + reply_module.WRITE_FREE
+
+
+async def test_all_answers_of_a_step_are_stored_before_the_model_is_asked_again(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_module, "WRITE_FACTOR", 0)
+    monkeypatch.setattr(reply_module, "WRITE_FREE", 0)
+    server.answer("I add.", calls=[("c1", "add", '{"a": 1, "b": 2}'), ("c2", "add", '{"a": 3, "b": 4}')])
+    reply = server.answer("Done.", pause_before=0)
+    async with chatting(tmp_path, server) as hall, counted_updates(hall, monkeypatch) as sizes:
+        hall.send("one", "chat", "Go", "q1")
+        await asyncio.wait_for(reply.is_paused.wait(), 5)
+        assert [part["output"] for part in tool_parts((await history(hall))[1])] == [3, 7]
+        assert len(sizes) == 2  # the calls before they were run, and the answers
+        reply.go.set()
+        await hall.answer("one")
+        assert len(sizes) == 3
+
+
+@pytest.mark.parametrize("piece", ["word ", 'q"\n', "ä€", "\U0001f600"])
+async def test_a_reply_that_a_message_cannot_hold_is_cut_and_complete(
+    server: ModelServer, tmp_path: Path, piece: str
+) -> None:
+    reply = server.answer(*[piece * 20] * 400, pause_before=399)
+    async with chatting(tmp_path, server, max_message_bytes=4_096) as hall:
+        chunks, message = await ask(hall, "Go", "q1")
+        await asyncio.wait_for(reply.is_gone.wait(), 5)  # the model is not paid for what nobody keeps
+        assert len(chunks) < 399
+        assert message["metadata"]["status"] == "full"
+        assert 2_048 < reply_module.size_of(message) <= 4_096
+        assert (piece * 8_000).startswith(message["parts"][0]["text"])
+        assert (await history(hall))[1] == message
+        assert await ask(hall, "Go", "q1") == ([], message)
+        assert len(server.requests) == 1
+        server.answer("Next.")
+        _, after = await ask(hall, "And?", "q2")
+        assert after["metadata"]["status"] == "done"
+
+
+async def test_calls_that_a_full_reply_cannot_hold_are_not_run(server: ModelServer, tmp_path: Path) -> None:
+    server.answer("Let me see.", calls=[("c1", "lookup", json.dumps({"query": "x" * 3_000}))])
+    async with chatting(tmp_path, server, max_message_bytes=2_048) as hall:
+        chunks, message = await ask(hall, "Go", "q1")
+        assert [chunk["type"] for chunk in chunks] == ["text-delta"]
+        assert message["parts"] == [{"type": "text", "text": "Let me see."}]
+        assert message["metadata"]["status"] == "full"
+
+
+async def test_a_reply_that_is_full_of_answers_ends_and_is_not_gone_on_with_for_ever(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    class Wordy(Helper):
+        max_steps = 50
+
+        def tools(self) -> Any:
+            return {"long": lambda: "x" * 600}
+
+    for number in range(50):
+        server.answer(calls=[(f"c{number}", "long", "{}")])
+    async with chatting(tmp_path, server, Wordy, max_message_bytes=4_096) as hall:
+        _, message = await ask(hall, "Go", "q1")
+        assert message["metadata"]["status"] == "full"
+        assert 4 <= len(server.requests) < 30
+        assert tool_parts(message)[0]["output"] == "x" * 600
+        assert all(part["state"] in ("output-available", "output-error") for part in tool_parts(message))
+        assert reply_module.size_of(message) <= 4_096
+        asked = len(server.requests)
+        assert await ask(hall, "Go", "q1") == ([], message)
+        assert len(server.requests) == asked
+
+
+async def test_a_reply_that_an_earlier_try_left_full_ends_without_the_model(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    async with chatting(tmp_path, server, max_message_bytes=2_048) as hall:
+        message = dead_reply()
+        message["parts"][0]["text"] = "x" * (2_048 - reply_module.size_of(message) + len("I add."))
+        await hall.call("appendMessage", text("q1", "Go"))
+        await hall.call("appendMessage", message)
+        _, ended = await ask(hall, "Go", "q1")
+        assert ended["metadata"]["status"] == "full"
+        assert server.requests == []
+        assert await ask(hall, "Go", "q1") == ([], ended)
+
+
+async def test_a_storage_that_holds_less_than_the_settings_say_cuts_at_what_it_has(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_module, "SAVE_SECONDS", 0.0)
+    server.answer(*["word "] * 2_000)
+    async with chatting(tmp_path, server) as hall:
+        session = hall.conversation._agent.session
+        update = session.update_message
+
+        async def narrow(message: Json) -> None:
+            if reply_module.size_of(message) > 2_000:
+                raise LimitExceeded("A message", "2,000 bytes")
+            await update(message)
+
+        monkeypatch.setattr(session, "update_message", narrow)
+        _, message = await ask(hall, "Go", "q1")
+        assert message["metadata"]["status"] == "full"
+        assert message["parts"][0]["text"].startswith("word word")
+        assert (await history(hall))[1] == message
+
+
+@settings(max_examples=1_000 if os.environ.get("PERDURE_LONG") else 60, deadline=None)
+@given(st.lists(st.text(max_size=300) | st.none(), max_size=6), st.integers(200, 1_500))
+def test_what_is_cut_fits_and_begins_as_the_whole(texts: list[str | None], limit: int) -> None:
+    parts = [{"type": "step-start"} if part is None else {"type": "text", "text": part} for part in texts]
+    metadata = {"replyTo": "q", "status": "done"}
+    whole = {"id": "q-reply", "role": "assistant", "parts": parts, "metadata": metadata}
+    message = reply_module.cut(whole, limit)
+    assert reply_module.size_of(message) <= limit
+    assert whole["parts"] == parts
+    assert metadata["status"] == "done"
+    if reply_module.size_of(whole) <= limit:
+        assert message is whole
+        return
+    assert message["metadata"]["status"] == "full"
+    kept = message["parts"]
+    assert kept[:-1] == parts[: len(kept)][:-1]
+    if kept and kept[-1]["type"] == "text":
+        assert clean(parts[len(kept) - 1]["text"]).startswith(kept[-1]["text"])
 
 
 # ---- the history for a model ------------------------------------------------------------------------------------
