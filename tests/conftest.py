@@ -2,9 +2,12 @@
 
 import postgres_server
 import pytest
+import real_conversations
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = terminalreporter.stats.get("skipped", [])
-    if any(postgres_server.SKIPPED in str(report.longrepr) for report in skipped):
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    if any(postgres_server.SKIPPED in reason for reason in reasons):
         terminalreporter.write_line(f"WARNING: {postgres_server.SKIPPED}: {postgres_server.reason_missing()}", red=True)
+    if any(real_conversations.MISSING in reason for reason in reasons):
+        terminalreporter.write_line(f"WARNING: {real_conversations.MISSING}", red=True)

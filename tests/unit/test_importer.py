@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_conversations import DATA, MISSING
 
 from actors.errors import ConnectionLost
 from actors.importer import Report, Trouble, send_all
 from actors.openai_chat import ConversionError, to_ui_messages
 from actors.transcripts import BadLine, Step, Transcript, read_jsonl, read_openai_chat, read_ui_messages
 from storage.errors import InvalidMessage
-
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "airline-support.openai-chat.jsonl"
 
 
 def call(identity: str | None, name: str, arguments: str) -> dict[str, Any]:
@@ -196,12 +195,10 @@ def test_our_own_lines_keep_the_tree_and_gather_each_conversation(tmp_path: Path
     assert trees == {"a": [("1", None), ("2", "1"), ("3", "1")], "b": [("9", None)]}
 
 
-@pytest.mark.skipif(
-    not SHARED.exists(), reason="THE REAL CONVERSATIONS ARE MISSING: ../shared/data is not beside this repository"
-)
+@pytest.mark.skipif(not DATA.is_file(), reason=MISSING)
 def test_the_real_conversations_lose_no_text_no_call_and_no_result() -> None:
-    lines = [json.loads(line) for line in SHARED.read_text("utf-8").splitlines()]
-    found = list(read_openai_chat(SHARED))
+    lines = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
+    found = list(read_openai_chat(DATA))
     assert len(found) == len(lines) == 50
     for source, transcript in zip(lines, found, strict=True):
         assert isinstance(transcript, Transcript)

@@ -2,12 +2,13 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LAYERS = ("session", "conversation", "cluster", "gateway")  # each may import those before it
+LAYERS = ("session", "conversation", "chat", "cluster", "gateway", "commands")  # each may import those before it
 COMPACTION_MAY_IMPORT = (
     "storage.records",
     "storage.tokens",
@@ -18,7 +19,8 @@ COMPACTION_MAY_IMPORT = (
 ONLY_IN = {
     "aiosqlite": ("storage/database.py",),
     "ray": ("actors/cluster/",),
-    "psycopg": ("storage/postgres.py",),
+    "psycopg": (),  # a connection is given, and is not imported
+    "openai": ("actors/models.py",),
     "obstore": ("storage/",),
 }
 
@@ -27,16 +29,30 @@ def modules(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, anywhere in it; ``from a import b`` counts as a and a.b."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively"
-            assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+@cache
+def imports(path: Path) -> list[str]:
+    """Every module that a file imports, anywhere in it; ``from a import b`` counts as a and a.b.
+
+    Where `importlib.import_module` is used, so do all texts beside it that could be the module's name.
+    """
+    return [name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in imported(path, node)]
+
+
+def imported(path: Path, node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"{path} imports relatively"
+        assert node.module is not None
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call) and any(is_importing(part) for part in (node.func, *node.args)):
+        yield from (part.value for part in node.args if isinstance(part, ast.Constant) and isinstance(part.value, str))
+
+
+def is_importing(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
+    return name in ("import_module", "__import__")
 
 
 def is_in(name: str, package: str) -> bool:
@@ -81,13 +97,27 @@ def test_sessions_work_without_ray_sockets_and_the_rest_of_actors() -> None:
 
 @pytest.mark.parametrize("package", sorted(ONLY_IN))
 def test_a_third_party_package_is_imported_only_in_its_place(package: str) -> None:
-    found = [
+    importers = [
         path.relative_to(ROOT).as_posix()
         for folder in ("actors", "compaction", "storage")
         for path in modules(folder)
         if any(is_in(name, package) for name in imports(path))
     ]
-    assert [path for path in found if not path.startswith(ONLY_IN[package])] == []
+    places = ONLY_IN[package]
+    assert [path for path in importers if not path.startswith(places)] == []
+    assert [place for place in places if not any(path.startswith(place) for path in importers)] == []
+
+
+def test_a_call_is_an_import_too(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        'to_thread(importlib.import_module, "openai")\nimport_module("psycopg.rows")\n__import__("ray")\n'
+    )
+    assert imports(module) == ["openai", "psycopg.rows", "ray"]
+
+
+def test_every_folder_of_actors_is_a_layer() -> None:
+    assert {path.parent.name for path in modules("actors") if path.parent != ROOT / "actors"} == set(LAYERS)
 
 
 def test_the_three_folders_have_modules_to_look_at() -> None:

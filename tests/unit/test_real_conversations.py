@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_conversations import DATA, MISSING
 from session_support import opened
 
 from actors import Session
@@ -14,10 +15,9 @@ from compaction import create_compact_function, estimate_message_tokens, is_comp
 from storage.tokens import estimate_one
 
 JsonObject = dict[str, Any]
-DATA = Path(__file__).parents[3] / "shared" / "data" / "airline-support.openai-chat.jsonl"
 THRESHOLD = 2_000
 
-pytestmark = pytest.mark.skipif(not DATA.is_file(), reason=f"THE REAL CONVERSATIONS ARE NOT HERE: {DATA} is missing")
+pytestmark = pytest.mark.skipif(not DATA.is_file(), reason=MISSING)
 
 
 def as_separate_messages(source: list[JsonObject], name: str) -> list[JsonObject]:
