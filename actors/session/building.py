@@ -22,6 +22,7 @@ from storage.contexts import AgentContextProvider
 from storage.database import Database
 from storage.errors import InvalidArgument
 from storage.messages import AgentSessionProvider
+from storage.postgres import PostgresSessionProvider
 from storage.records import clean
 from storage.replication import StorageOptions
 
@@ -146,8 +147,8 @@ class SessionBuilder(Configurable):
     def _storage(self) -> Any:
         if self._provider is None:
             return AgentSessionProvider(self._owner, self._session_id)
-        is_builtin = isinstance(self._provider, AgentSessionProvider)
-        return self._provider if is_builtin else PlainProvider(self._provider)
+        is_ours = isinstance(self._provider, AgentSessionProvider | PostgresSessionProvider)
+        return self._provider if is_ours else PlainProvider(self._provider)
 
     def _status(self, history: History, blocks: ContextBlocks, prompt: SystemPrompt) -> Status:
         broadcast = getattr(self._owner, "broadcast", None)
