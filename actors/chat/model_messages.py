@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
-from actors.conversation.json_text import encode
 from compaction import sanitize_tool_pairs
-from compaction.tool_pairs import is_call, is_result, parts, tool_call_id, tool_name
+from compaction.tool_pairs import answer_of, in_words, input_of, is_call, links, parts, places, tool_name
 
 Json: TypeAlias = dict[str, Any]
 Part: TypeAlias = Mapping[str, Any]
 
 NO_ANSWER = "[This tool has given no answer.]"
-DENIED = "The user did not allow this call."
 
 _NOT_IN_NAMES = re.compile(r"[^\w-]+", re.ASCII)
 _LONGEST_NAME = 64
@@ -41,38 +39,23 @@ def model_messages(history: Sequence[Json], system_prompt: str = "") -> list[Jso
     return result
 
 
-def tool_output(part: Part) -> str:
-    """What the model is told that a tool has answered."""
-    if part.get("state") == "output-denied":
-        return DENIED
-    if part.get("state") == "output-error":
-        return f"Error: {part.get('errorText') or 'the tool failed'}"
-    output = part.get("output") if "output" in part else part.get("result")
-    return output if isinstance(output, str) else encode(output).decode()
-
-
 _Place: TypeAlias = tuple[int, int]
 
 
 def _answers(messages: Sequence[Json]) -> tuple[dict[_Place, Part], set[_Place]]:
-    """The answer to each call, and the parts that only repeat a call to answer it. A result is for the nearest call before it."""
+    """The answer to each call, and the parts that only repeat a call to answer it; places are a message and a part of it.
+
+    The first final result of a call is its answer, else a preliminary one.
+    """
     answers: dict[_Place, Part] = {}
     repeated: set[_Place] = set()
-    newest: dict[str, _Place] = {}
-    for index, message in enumerate(messages):
-        for number, part in enumerate(parts(message)):
-            identity, place = tool_call_id(part), (index, number)
-            if identity is None:
-                continue
-            is_answer, earlier = is_result(message, part), newest.get(identity)
-            if is_answer and earlier is not None and earlier not in answers:
-                answers[earlier] = part
-                if is_call(message, part):
-                    repeated.add(place)
-            elif is_call(message, part):
-                newest[identity] = place
-                if is_answer:
-                    answers[place] = part
+    for preliminary in (False, True):
+        found = links(places(messages, preliminary=preliminary))
+        for result, call in found.items():
+            place = (result.message, result.part)
+            if result.is_call and result is not call and place not in answers:
+                repeated.add(place)
+            answers.setdefault((call.message, call.part), parts(messages[result.message])[result.part])
     return answers, repeated
 
 
@@ -86,7 +69,7 @@ def _assistant(message: Json, index: int, answers: dict[_Place, Part], repeated:
             steps[-1].texts.append(part["text"])
         elif is_call(message, part) and (index, number) not in repeated:
             answer = answers.get((index, number))
-            steps[-1].add_call(part, NO_ANSWER if answer is None else tool_output(answer))
+            steps[-1].add_call(part, NO_ANSWER if answer is None else answer_of(answer))
     return [message for step in steps for message in step.messages()]
 
 
@@ -103,8 +86,8 @@ class _Step:
             identity = f"{given}-{len(self._ids)}"
         self._ids.add(identity)
         name = _NOT_IN_NAMES.sub("_", tool_name(part))[:_LONGEST_NAME]
-        arguments = part.get("input") if isinstance(part.get("input"), dict) else {}
-        function = {"name": name, "arguments": encode(arguments).decode()}
+        arguments = input_of(part)
+        function = {"name": name, "arguments": in_words(arguments if isinstance(arguments, dict) else {})}
         self.calls.append({"id": identity, "type": "function", "function": function})
         self._answers.append({"role": "tool", "tool_call_id": identity, "content": answer})
 

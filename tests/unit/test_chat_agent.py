@@ -1275,6 +1275,39 @@ def test_steps_are_told_apart_and_a_summary_is_an_ordinary_message() -> None:
     assert told[5]["content"] is None
 
 
+@pytest.mark.parametrize(
+    ("call", "result", "arguments", "answer"),
+    [
+        ({"input": {"n": 1}}, {"type": "tool-result", "output": {"m": [2]}}, '{"n":1}', '{"m":[2]}'),
+        ({"type": "tool-call", "args": {"n": 1}}, {"type": "tool-result", "result": "two"}, '{"n":1}', "two"),
+        ({}, {"type": "tool-error", "error": "closed"}, "{}", "Error: closed"),
+        ({}, {"type": "tool-error", "error": {"code": 7}}, "{}", 'Error: {"code":7}'),
+        ({}, {"type": "tool-result", "state": "output-error", "errorText": "no"}, "{}", "Error: no"),
+        ({}, {"type": "tool-result", "output": None}, "{}", "null"),
+        ({"output": "half", "preliminary": True}, {"type": "text", "text": "hi"}, "{}", "half"),
+        ({"output": "half", "preliminary": True}, {"type": "tool-result", "output": "whole"}, "{}", "whole"),
+    ],
+)
+def test_calls_and_answers_of_every_shape_are_told(call: Json, result: Json, arguments: str, answer: str) -> None:
+    messages = [
+        assistant({"type": "tool-f", "toolCallId": "k", "toolName": "f", **call}),
+        {
+            "id": "r",
+            "role": "assistant",
+            "parts": [result if result["type"] == "text" else {"toolCallId": "k", **result}],
+        },
+    ]
+    asked, answered, *_ = model_messages(messages)
+    assert asked["tool_calls"][0]["function"] == {"name": "f", "arguments": arguments}
+    assert answered == {"role": "tool", "tool_call_id": "k", "content": answer}
+
+
+def test_the_first_final_answer_of_a_call_is_the_one_that_is_told() -> None:
+    results = [{"type": "tool-result", "toolCallId": "k", "output": n} for n in (1, 2)]
+    messages = [assistant(tool("k", state="input-available")), assistant(*results, identity="r")]
+    assert [message.get("content") for message in model_messages(messages)] == [None, "1"]
+
+
 def test_a_denied_and_a_failed_call_are_told_in_words() -> None:
     parts = [tool("k", state="output-denied"), tool("l", state="output-error", errorText="no")]
     _, denied, failure = model_messages([assistant(*parts)])
