@@ -541,6 +541,55 @@ async def test_a_turn_can_be_cancelled_before_it_has_begun(server: ModelServer, 
         assert len(server.requests) == 2
 
 
+async def test_cancelling_says_false_for_a_turn_that_only_returns_a_complete_reply(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    server.answer("Done.")
+    reply = server.answer("Slow", pause_before=0)
+    async with chatting(tmp_path, server) as hall:
+        _, message = await ask(hall, "Question 1", "q1")
+        hall.send("slow", "chat", "Question 2", "q2")
+        await asyncio.wait_for(reply.is_paused.wait(), 5)
+        hall.send("again", "chat", "Question 1", "q1")  # waits for its turn to return what there is
+        assert await hall.call("cancelChat", "q1") is False
+        hall.send("new", "chat", "Question 3", "q3")
+        assert await hall.call("cancelChat", "q3") is True
+        reply.go.set()
+        answers = [json.loads((await hall.answer(call)).result)["message"] for call in ("slow", "again", "new")]
+        assert answers[1] == message
+        assert [answer["metadata"]["status"] for answer in answers] == ["done", "done", "cancelled"]
+
+
+async def test_the_thread_of_a_tool_outlives_its_time_and_its_answer_is_dropped(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    release, done = threading.Event(), threading.Event()
+
+    class Slow(Helper):
+        tool_seconds = 0.1
+
+        def tools(self) -> Any:
+            return {"hold": self.hold_on}
+
+        def hold_on(self) -> str:
+            release.wait(10)
+            done.set()
+            return "late"
+
+    server.answer(calls=[("c1", "hold", "{}")])
+    server.answer("Sorry.")
+    try:
+        async with chatting(tmp_path, server, Slow) as hall:
+            _, message = await ask(hall, "Go", "q1")
+            assert not done.is_set()
+            release.set()
+            assert await asyncio.to_thread(done.wait, 5)
+            assert tool_parts(message)[0]["errorText"] == "It gave no answer within 0.1 s."
+            assert (await history(hall))[1] == message
+    finally:
+        release.set()
+
+
 async def test_a_call_that_runs_when_the_turn_is_cancelled_gets_an_error_for_an_answer(
     server: ModelServer, tmp_path: Path
 ) -> None:
