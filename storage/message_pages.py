@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 from storage import cursors, history, leaves, paths
 from storage.errors import InvalidArgument
 from storage.paths import Range
-from storage.records import JsonObject
+from storage.records import MessagePage, MessageRow
 
 Order: TypeAlias = Literal["newest", "oldest", "inserted"]
 Row: TypeAlias = tuple[int, str, str | None, str, int, int, str]
@@ -32,7 +32,7 @@ def page(
     *,
     order: Order = "newest",
     leaf_id: str | None = None,
-) -> JsonObject:
+) -> MessagePage:
     """Up to `limit` rows as ``messages``, and ``nextCursor`` if there are more; to be used with the same order and leaf.
 
     ``leaf_id`` None: the path to the latest leaf. Raises InvalidArgument for a limit, order or cursor that cannot be.
@@ -44,7 +44,7 @@ def page(
         raise InvalidArgument(f"the leaf of a page must be a message id, not {type(leaf_id).__name__}")
     scope = cursors.scope("messages", session_id, order, leaf_id or None)
     rows, next_place = _PAGES[order](connection, session_id, limit, cursor, scope, leaf_id)
-    found: JsonObject = {"messages": [_record(row) for row in rows]}
+    found: MessagePage = {"messages": [_record(row) for row in rows]}
     if next_place is not None:
         found["nextCursor"] = cursors.encode(scope, *next_place)
     return found
@@ -196,7 +196,7 @@ def _mark(connection: sqlite3.Connection, seq: int | None) -> int:
     return cursors.mark(connection.execute("SELECT id FROM assistant_messages WHERE seq = ?", (seq,)).fetchone()[0])
 
 
-def _record(row: Row) -> JsonObject:
+def _record(row: Row) -> MessageRow:
     _, identity, parent_id, role, size, tokens, created_at = row
     return {
         "id": identity,

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 
@@ -31,7 +31,19 @@ from storage.message_tree import (
     update,
     upsert,
 )
-from storage.records import LATEST, Appended, JsonObject, SessionMessage, clean, decode
+from storage.records import (
+    LATEST,
+    Appended,
+    JsonObject,
+    MessagePage,
+    RecentHistory,
+    RowStat,
+    SearchResult,
+    SessionMessage,
+    StoredCompaction,
+    clean,
+    decode,
+)
 
 __all__ = [
     "AgentSessionProvider",
@@ -187,19 +199,11 @@ class AgentSessionProvider:
         """Remove messages; their children take their parents. Unknown ids are ignored."""
         await self.delete_and_estimate(message_ids)
 
-    async def delete_and_estimate(self, message_ids: Iterable[str], *, then: Work[None] | None = None) -> Appended:
-        """`delete_messages`, and the estimate after it. `then`: what else to do in its transaction."""
+    async def delete_and_estimate(self, message_ids: Iterable[str]) -> Appended:
+        """`delete_messages`, and the estimate after it."""
         if not isinstance(message_ids, (str, bytes)) and isinstance(message_ids, Iterable):
             message_ids = list(message_ids)
-
-        def work(connection: sqlite3.Connection) -> Appended:
-            deleted = delete(connection, self.session_id, message_ids)
-            if then is None:
-                return deleted
-            then(connection)
-            return Appended(deleted.inserted, path_tokens(connection, self.session_id))
-
-        return await self._write(work)
+        return await self._write(lambda connection: delete(connection, self.session_id, message_ids))
 
     async def clear_messages(self) -> None:
         """Remove all messages and overlays of the session."""
@@ -212,19 +216,21 @@ class AgentSessionProvider:
         """The estimate of the visible path to the latest leaf, without the prompt."""
         return await self._read(lambda connection: path_tokens(connection, self.session_id))
 
-    async def add_compaction(self, summary: str, from_id: str, to_id: str) -> JsonObject:
+    async def add_compaction(self, summary: str, from_id: str, to_id: str) -> StoredCompaction:
         """Store an overlay. One whose ends are not on a path, in order, never applies to it and hides nothing."""
-        return await self._write(
-            lambda connection: add_compaction(connection, self.session_id, summary, from_id, to_id)
+        stored = await self._write(
+            lambda connection: compactions.add(connection, self.session_id, summary, from_id, to_id)
         )
+        return cast(StoredCompaction, stored)
 
-    async def get_compactions(self) -> list[JsonObject]:
+    async def get_compactions(self) -> list[StoredCompaction]:
         """All overlays, oldest first, whether they apply or not."""
-        return await self._read(
+        found = await self._read(
             lambda connection: [compactions.record(item) for item in compactions.stored(connection, self.session_id)]
         )
+        return cast(list[StoredCompaction], found)
 
-    async def search_messages(self, query: str, limit: int = 20) -> list[JsonObject]:
+    async def search_messages(self, query: str, limit: int = 20) -> list[SearchResult]:
         """The messages, on all branches, that contain every word of `query`; the best first.
 
         Raises InvalidArgument for a negative limit, CorruptDatabase if the index cannot be read.
@@ -232,9 +238,9 @@ class AgentSessionProvider:
         await self._read(lambda _: None)  # which heals the file if it must be
         return await search_messages(self.database, self.session_id, query, limit)
 
-    async def get_recent_history(self, max_content_bytes: float, min_recent_messages: float = 1) -> JsonObject:
+    async def get_recent_history(self, max_content_bytes: float, min_recent_messages: float = 1) -> RecentHistory:
         """The newest messages that fit a budget of bytes, at least `min_recent_messages` (1 or more) of them."""
-        result: JsonObject = orjson.loads(await self.get_recent_history_json(max_content_bytes, min_recent_messages))
+        result: RecentHistory = orjson.loads(await self.get_recent_history_json(max_content_bytes, min_recent_messages))
         return result
 
     async def get_recent_history_json(self, max_content_bytes: float, min_recent_messages: float = 1) -> bytes:
@@ -246,9 +252,10 @@ class AgentSessionProvider:
         tail = b',"truncated":%b,"totalContentBytes":%d}' % (truncated, found.total_bytes)
         return b'{"messages":' + found.json + tail
 
-    async def get_history_row_stats(self) -> list[JsonObject]:
+    async def get_history_row_stats(self) -> list[RowStat]:
         """Id, role and size of every message from the root to the latest leaf."""
-        return await self._read(lambda connection: history.row_stats(connection, self.session_id))
+        stats = await self._read(lambda connection: history.row_stats(connection, self.session_id))
+        return cast(list[RowStat], stats)
 
     async def page_messages(
         self,
@@ -257,7 +264,7 @@ class AgentSessionProvider:
         *,
         order: message_pages.Order = "newest",
         leaf_id: str | None = None,
-    ) -> JsonObject:
+    ) -> MessagePage:
         """A page of the messages without their content; see `storage.message_pages`."""
         return await self._read(
             lambda connection: message_pages.page(
@@ -325,7 +332,7 @@ class AgentSessionProvider:
 
 async def search_messages(
     database: Database, session_id: str | None, query: str, limit: float = 20
-) -> list[JsonObject]:
+) -> list[SearchResult]:
     """The messages of a session (None: of all sessions of the database) that contain every word of `query`; the best first.
 
     Raises InvalidArgument for a negative limit, CorruptDatabase if the index cannot be read.
@@ -337,5 +344,9 @@ async def search_messages(
         if missing:
             await write(database, full_text.catch_up)
     except StoreUnavailable:  # reads go on while nothing can be written
-        return await read(database, lambda connection: full_text.search_unwritten(connection, session_id, query, limit))
-    return await read(database, lambda connection: full_text.search(connection, session_id, query, limit))
+        search = full_text.search_unwritten
+    else:
+        search = full_text.search
+    return cast(
+        list[SearchResult], await read(database, lambda connection: search(connection, session_id, query, limit))
+    )

@@ -1,14 +1,14 @@
 """What is stored and returned: messages, search results, overlays, sessions.
 
-Reads return plain JSON objects, exactly as stored; the models here give typed access (`SessionMessage.model_validate`) and
-the names on the wire. `encode` is the border: nothing is stored that has not passed it.
+Reads return plain JSON objects: messages exactly as stored (`SessionMessage.model_validate` gives typed access), all else as the
+TypedDicts here say, by the names on the wire. `encode` is the border: nothing is stored that has not passed it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, NotRequired, TypeAlias, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -22,6 +22,8 @@ __all__ = [
     "Appended",
     "JsonObject",
     "Latest",
+    "MessagePage",
+    "MessageRow",
     "RecentHistory",
     "RowStat",
     "SearchResult",
@@ -74,23 +76,6 @@ class SessionMessage(_Wire):
     created_at: Any = Field(None, alias="createdAt")
 
 
-class SearchResult(_Wire):
-    id: str
-    role: str
-    content: str
-    created_at: str | None = Field(None, alias="createdAt")
-
-
-class StoredCompaction(_Wire):
-    """An overlay: a summary that stands for the messages from one to another."""
-
-    id: str
-    summary: str
-    from_message_id: str = Field(alias="fromMessageId")
-    to_message_id: str = Field(alias="toMessageId")
-    created_at: str = Field(alias="createdAt")
-
-
 class SessionInfo(_Wire):
     """A session of a `SessionManager`. ``name`` is its title. On the wire ``owner`` and ``tags`` are absent when not set."""
 
@@ -117,18 +102,57 @@ class SessionInfo(_Wire):
 _DOCUMENTED = [name for name in SessionInfo.model_fields if name not in ("owner", "tags")]
 
 
-class RecentHistory(_Wire):
-    """The newest messages that fit a budget. ``total_content_bytes`` counts the whole path."""
+class SearchResult(TypedDict):
+    """A message that a search found. ``content``: its text. ``createdAt``: its own, else the time of its writing."""
+
+    id: str
+    role: str
+    content: str
+    createdAt: NotRequired[str | None]
+
+
+class StoredCompaction(TypedDict):
+    """An overlay: a summary that stands for the messages from one to another."""
+
+    id: str
+    summary: str
+    fromMessageId: str
+    toMessageId: str
+    createdAt: str
+
+
+class RecentHistory(TypedDict):
+    """The newest messages that fit a budget. ``totalContentBytes`` counts the whole path, ``truncated``: there are more."""
 
     messages: list[JsonObject]
     truncated: bool
-    total_content_bytes: int = Field(alias="totalContentBytes")
+    totalContentBytes: int
 
 
-class RowStat(_Wire):
+class RowStat(TypedDict):
+    """How many bytes the JSON of a message has."""
+
     id: str
     role: str
     bytes: int
+
+
+class MessageRow(TypedDict):
+    """A message without its content. ``parentId`` None: a root. ``tokens``: the estimate of the message alone."""
+
+    id: str
+    parentId: str | None
+    role: str
+    bytes: int
+    tokens: int
+    createdAt: str
+
+
+class MessagePage(TypedDict):
+    """``nextCursor`` is absent on the last page."""
+
+    messages: list[MessageRow]
+    nextCursor: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)

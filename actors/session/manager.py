@@ -34,7 +34,7 @@ from storage import access, forks, sessions
 from storage.access import database_of
 from storage.errors import CorruptDatabase, InvalidArgument, UnknownSession
 from storage.messages import AgentSessionProvider, search_messages
-from storage.records import LATEST, JsonObject, Latest, SessionInfo, clean
+from storage.records import LATEST, JsonObject, Latest, SearchResult, SessionInfo, StoredCompaction, clean
 from storage.sessions import KEEP, Keep, NewSession, Order
 
 log = logging.getLogger("perdure.session")
@@ -43,6 +43,8 @@ T = TypeVar("T")
 Infos: TypeAlias = list[SessionInfo]  # `list` is a method of the manager
 Messages: TypeAlias = list[JsonObject]
 Ids: TypeAlias = list[str]
+Overlays: TypeAlias = list[StoredCompaction]
+Results: TypeAlias = list[SearchResult]
 
 
 class SessionManagerOptions(TypedDict, total=False):
@@ -293,13 +295,13 @@ class SessionManager(Configurable):
             lambda connection: forks.fork(connection, session_id, at_message_id, name, max_messages=limit)
         )
 
-    async def add_compaction(self, session_id: str, summary: str, from_id: str, to_id: str) -> JsonObject:
+    async def add_compaction(self, session_id: str, summary: str, from_id: str, to_id: str) -> StoredCompaction:
         """`Session.add_compaction`."""
         async with _Writing(self, session_id) as session:
-            stored: JsonObject = await session.add_compaction(summary, from_id, to_id)
-        return stored
+            return await session.add_compaction(summary, from_id, to_id)
 
-    async def get_compactions(self, session_id: str) -> Messages:
+    async def get_compactions(self, session_id: str) -> Overlays:
+        """`Session.get_compactions`."""
         return await self._provider(session_id).get_compactions()
 
     async def compact_and_split(self, session_id: str, summary: str, name: str | None = None) -> SessionInfo:
@@ -326,7 +328,7 @@ class SessionManager(Configurable):
 
     # ---- search -----------------------------------------------------------------------------------------------
 
-    async def search(self, query: str, limit: int = 20) -> Messages:
+    async def search(self, query: str, limit: int = 20) -> Results:
         """Messages of all sessions that hold every word of `query`, the best first.
 
         Empty as well when the index cannot be read: the first time that is logged, every time `failed_searches` counts it.

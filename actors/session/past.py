@@ -3,7 +3,7 @@
 from typing import Any, Final, Protocol
 
 from actors.session.tools import Tool
-from storage.records import JsonObject
+from storage.records import SearchResult
 
 RESULTS: Final = 10
 NOTHING: Final = "No results found."
@@ -12,7 +12,7 @@ NOTHING: Final = "No results found."
 class Searchable(Protocol):
     """A `SessionManager`."""
 
-    async def search(self, query: str, limit: int = ...) -> list[JsonObject]: ...
+    async def search(self, query: str, limit: int = ...) -> list[SearchResult]: ...
     async def count(self) -> int: ...
 
 

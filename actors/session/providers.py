@@ -3,7 +3,7 @@
 from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
 from storage.maybe_async import MaybeAwaitable
-from storage.records import LATEST, JsonObject, Latest
+from storage.records import LATEST, JsonObject, Latest, StoredCompaction
 
 SESSION_METHODS: Final = (
     "get_message",
@@ -55,7 +55,7 @@ class SearchProvider(ContextProvider, Protocol):
 class SessionProvider(Protocol):
     """Message storage. May also have ``search_messages``, ``get_recent_history`` and ``get_history_row_stats``.
 
-    Methods may be async or not. Messages and overlays are plain objects (or `SessionMessage`, `StoredCompaction`).
+    Methods may be async or not. Messages are plain objects or `SessionMessage`, overlays are `StoredCompaction`.
     """
 
     async def get_message(self, id: str) -> JsonObject | None: ...
@@ -68,7 +68,7 @@ class SessionProvider(Protocol):
     async def delete_messages(self, ids: list[str]) -> None: ...
     async def clear_messages(self) -> None: ...
     async def add_compaction(self, summary: str, from_id: str, to_id: str) -> Any: ...
-    async def get_compactions(self) -> list[Any]: ...
+    async def get_compactions(self) -> list[StoredCompaction]: ...
 
 
 class SqlProvider(Protocol):

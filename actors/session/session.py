@@ -1,7 +1,7 @@
 """A session: messages, context blocks, system prompt and compaction of one conversation, over any storage."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from actors.errors import NotSupported
 from actors.session.blocks import ContextBlock, ContextConfig
@@ -11,7 +11,17 @@ from actors.session.history import Written
 from actors.session.tools import Tool
 from compaction import CompactResult, Usage
 from storage.errors import InvalidArgument
-from storage.records import LATEST, JsonObject, Latest, SessionMessage
+from storage.records import (
+    LATEST,
+    JsonObject,
+    Latest,
+    MessagePage,
+    RecentHistory,
+    RowStat,
+    SearchResult,
+    SessionMessage,
+    StoredCompaction,
+)
 
 Message = Mapping[str, Any] | SessionMessage
 
@@ -103,17 +113,20 @@ class Session(SessionBuilder):
         """How many messages are on a path, overlays not applied."""
         return await self._parts.history.provider.get_path_length(leaf_id or None)  # type: ignore[no-any-return]
 
-    async def get_recent_history(self, max_content_bytes: float, min_recent_messages: float = 1) -> Any:
-        """The newest messages that fit a budget: ``messages``, ``truncated``, ``totalContentBytes``."""
-        return await self._parts.history.get_recent_history(max_content_bytes, min_recent_messages)
+    async def get_recent_history(self, max_content_bytes: float, min_recent_messages: float = 1) -> RecentHistory:
+        """The newest messages that fit a budget, at least `min_recent_messages`.
 
-    async def get_history_row_stats(self) -> Any:
+        As ``messages``, oldest first; ``truncated``, whether there are more; ``totalContentBytes`` of the whole path.
+        """
+        return await self._parts.history.get_recent_history(max_content_bytes, min_recent_messages)  # type: ignore[no-any-return]
+
+    async def get_history_row_stats(self) -> list[RowStat] | None:
         """``id``, ``role`` and ``bytes`` of every message of the path; None if the storage does not know."""
-        return await self._parts.history.get_history_row_stats()
+        return await self._parts.history.get_history_row_stats()  # type: ignore[no-any-return]
 
     async def page_messages(
         self, limit: int = 100, cursor: str | None = None, *, order: str = "newest", leaf_id: str | None = None
-    ) -> JsonObject:
+    ) -> MessagePage:
         """A page of the messages without their content: up to `limit` (1 to 1,000) rows of `id`, `parentId`, `role`, `bytes`,
         `tokens` and `createdAt` as ``messages``, and ``nextCursor`` unless they are the last.
 
@@ -121,21 +134,29 @@ class Session(SessionBuilder):
         branch, as written). ``leaf_id`` None: the latest leaf; a walk keeps to the one with which it began. Give a cursor
         back with the same order and leaf; it stays valid while messages come and go. Raises InvalidArgument, NotSupported.
         """
-        return await self._parts.history.page_messages(limit, cursor, order, leaf_id)
+        return cast(MessagePage, await self._parts.history.page_messages(limit, cursor, order, leaf_id))
 
-    async def search(self, query: str, limit: int = 20) -> Any:
-        """Messages that hold every word of `query`, the best first. Raises NotSupported if the storage cannot search."""
-        return await self._parts.history.search(query, limit)
+    async def search(self, query: str, limit: int = 20) -> list[SearchResult]:
+        """Up to `limit` messages, on all branches, that hold every word of `query`, the best first: ``id``, ``role``, ``content``
+        (the text) and ``createdAt`` of each.
+
+        Raises InvalidArgument for a limit below zero, NotSupported if the storage cannot search.
+        """
+        return await self._parts.history.search(query, limit)  # type: ignore[no-any-return]
 
     # ---- compaction -------------------------------------------------------------------------------------------
 
-    async def add_compaction(self, summary: str, from_id: str, to_id: str) -> Any:
-        """Store an overlay for a range as it is given; it applies to paths that hold both ends in order."""
-        return await self._parts.history.provider.add_compaction(summary, from_id, to_id)
+    async def add_compaction(self, summary: str, from_id: str, to_id: str) -> StoredCompaction:
+        """Store an overlay for a range as it is given; it applies to paths that hold both ends in order.
 
-    async def get_compactions(self) -> Any:
-        """All stored overlays, oldest first, also those that are superseded."""
-        return await self._parts.history.provider.get_compactions()
+        As it is stored: ``id``, ``summary``, ``fromMessageId``, ``toMessageId``, ``createdAt``. A storage of the user's own may
+        give what it likes.
+        """
+        return await self._parts.history.provider.add_compaction(summary, from_id, to_id)  # type: ignore[no-any-return]
+
+    async def get_compactions(self) -> list[StoredCompaction]:
+        """All stored overlays, oldest first, also those that are superseded; the fields are those of `add_compaction`."""
+        return await self._parts.history.provider.get_compactions()  # type: ignore[no-any-return]
 
     async def compact(self) -> CompactResult | None:
         """Run the compaction function now, after a run that is going on; None if nothing was folded or it failed.

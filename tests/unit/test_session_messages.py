@@ -1,16 +1,26 @@
 """Messages and status frames of a session, and what an append costs."""
 
 import asyncio
+import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from session_support import Library, Owner, opened, text
 
 from actors.errors import NotSupported
-from actors.session import Session
+from actors.session import Session, SessionManager
 from compaction import estimate_message_tokens, estimate_string_tokens
-from storage import AgentSessionProvider, SessionMessage
+from storage import (
+    AgentSessionProvider,
+    MessagePage,
+    MessageRow,
+    RecentHistory,
+    RowStat,
+    SearchResult,
+    SessionMessage,
+    StoredCompaction,
+)
 from storage.errors import InvalidMessage, UnknownMessage, UnknownParent
 
 
@@ -212,3 +222,36 @@ async def test_history_as_json_is_the_history(tmp_path: Path) -> None:
         session = Session.create(owner)
         await session.append_message(text("m1", "ünï 😀"))
         assert json.loads(await session.get_history_json()) == await session.get_history()
+
+
+@pytest.mark.parametrize("kind", [Session, SessionManager])
+def test_every_method_says_what_it_gives(kind: type) -> None:
+    methods = inspect.getmembers(kind, lambda member: inspect.iscoroutinefunction(member))
+    untyped = [
+        name
+        for name, method in methods
+        if not name.startswith("_") and get_type_hints(method).get("return", Any) is Any
+    ]
+    assert len(methods) > 20
+    assert untyped == []
+
+
+async def test_results_have_the_fields_that_their_types_name(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner)
+        for number in range(3):
+            await session.append_message(text(f"m{number}"))
+        page = await session.page_messages(2)
+        stored = await session.add_compaction("s", "m0", "m1")
+        results: list[tuple[Any, type]] = [
+            (await session.get_recent_history(1_000), RecentHistory),
+            ((await session.get_history_row_stats() or [])[0], RowStat),
+            (page, MessagePage),
+            (page["messages"][0], MessageRow),
+            ((await session.search("hello"))[0], SearchResult),
+            ((await SessionManager.create(owner).search("hello"))[0], SearchResult),
+            (stored, StoredCompaction),
+            ((await session.get_compactions())[0], StoredCompaction),
+        ]
+        for value, kind in results:
+            assert set(value) == set(kind.__annotations__), kind
