@@ -4,6 +4,7 @@ A summarizer is any function that takes a prompt and returns a text (or a `compa
 ``create_compact_function(summarize=...)``.
 """
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -19,16 +20,23 @@ from compaction import (
     Summary,
     create_compact_function,
     estimate_message_tokens,
-    is_compaction_message,
 )
 from compaction.boundaries import TAIL_TOKEN_BUDGET
+from compaction.summarize import Fold, choose_fold
+from compaction.summary_prompt import MAX_PROMPT_CHARS, MIN_PROMPT_CHARS, turn_text
 from storage.errors import InvalidArgument
+from storage.records import clean
 
 TAIL_SHARE = 4
 """The newest quarter stays as it is, at most 20,000 tokens: else nothing of a small conversation could be folded."""
 
+CHARS_PER_TOKEN = 4
+"""A prompt for a model is no longer than a conversation at the threshold ``compact_after``, which the model is meant to read
+(but 10,000 characters at least, 400,000 at most: `compaction.create_compact_function`)."""
+
 SENTENCE_CHARACTERS = 200
 SUMMARY_LINES = 60
+LINE_CHARACTERS = 500  # of an earlier summary, which may be a model's
 
 LABEL = "[Extractive summary: no model is configured, so this lists the first sentence of each folded message.]"
 
@@ -41,18 +49,21 @@ def default_compaction(settings: Settings) -> CompactFunction:
     if model is None:
         return compact_extractively
     summarize = model_summarizer(model)
+    longest = max(MIN_PROMPT_CHARS, min(MAX_PROMPT_CHARS, settings.compact_after * CHARS_PER_TOKEN))
 
     async def compact_by_model(
         messages: Sequence[Message], context: CompactContext | None = None
     ) -> CompactResult | None:
-        budget = _tail_budget(messages)
-        return await create_compact_function(summarize=summarize, tail_token_budget=budget)(messages, context)
+        budget = await _tail_budget(messages)
+        compact = create_compact_function(summarize=summarize, tail_token_budget=budget, max_prompt_chars=longest)
+        return await compact(messages, context)
 
     return compact_by_model
 
 
-def _tail_budget(messages: Sequence[Message]) -> int:
-    return min(TAIL_TOKEN_BUDGET, estimate_message_tokens(list(messages)) // TAIL_SHARE)
+async def _tail_budget(messages: Sequence[Message]) -> int:
+    tokens = await asyncio.to_thread(estimate_message_tokens, messages)  # a long history must not hold up the loop
+    return min(TAIL_TOKEN_BUDGET, tokens // TAIL_SHARE)
 
 
 def openai_summarizer(
@@ -84,38 +95,33 @@ def model_summarizer(model: Model) -> Callable[[str], Awaitable[Summary]]:
     return summarize
 
 
-async def compact_extractively(messages: Sequence[Message], *_: Any) -> CompactResult | None:
+async def compact_extractively(
+    messages: Sequence[Message], context: CompactContext | None = None
+) -> CompactResult | None:
     """The embedded default: fold what `create_compact_function` would, and keep the first sentence of each message.
 
     The summary says what it is in its first line, so that nobody takes it for a model's work.
     """
-    choose = create_compact_function(summarize=lambda _: LABEL, tail_token_budget=_tail_budget(messages))
-    chosen = await choose(messages)
-    if chosen is None:
+    fold = await choose_fold(messages, context, tail_token_budget=await _tail_budget(messages))
+    if fold is None:
         return None
-    ids = [message["id"] for message in messages]
-    start, end = ids.index(chosen.from_message_id), ids.index(chosen.to_message_id)
-    # Summaries before the range are taken into it, wherever they are.
-    folded = [
-        message for index, message in enumerate(messages[: end + 1]) if index >= start or is_compaction_message(message)
-    ]
-    return chosen.model_copy(update={"summary": "\n".join([LABEL, *_lines(folded)])})
+    summary = clean("\n".join([LABEL, *_lines(fold)]))
+    return CompactResult(fromMessageId=fold.from_id, toMessageId=fold.to_id, summary=summary)
 
 
-def _lines(messages: list[Message]) -> list[str]:
-    lines: list[str] = []
-    for message in messages:
-        texts = [
-            part["text"] for part in message["parts"] if isinstance(part, dict) and isinstance(part.get("text"), str)
-        ]
-        text = "\n".join(texts).strip()
-        if is_compaction_message(message):
-            lines.extend(line for line in text.splitlines() if line != LABEL)
-        elif text:
+def _lines(fold: Fold) -> list[str]:
+    earlier = (fold.previous_summary or "").splitlines()
+    lines = [_at_most(LINE_CHARACTERS, line) for line in earlier if line != LABEL]
+    for message in fold.turns:
+        text = turn_text(message).strip()
+        if text:
             lines.append(f"{message['role']}: {_first_sentence(text)}")
     return lines[-SUMMARY_LINES:]
 
 
 def _first_sentence(text: str) -> str:
-    sentence = re.split(r"(?<=[.!?。！？])\s|\n", text, maxsplit=1)[0]
-    return sentence if len(sentence) <= SENTENCE_CHARACTERS else sentence[:SENTENCE_CHARACTERS].rstrip() + "…"
+    return _at_most(SENTENCE_CHARACTERS, re.split(r"(?<=[.!?。！？])\s|\n", text, maxsplit=1)[0])
+
+
+def _at_most(characters: int, line: str) -> str:
+    return line if len(line) <= characters else line[:characters].rstrip() + "…"

@@ -1,4 +1,7 @@
-"""`create_compact_function`: chooses what to fold, asks the summarizer, and hands back the summary with its range."""
+"""`create_compact_function`: chooses what to fold, asks the summarizer, and hands back the summary with its range.
+
+Choosing and writing the prompt take time that grows with the history: that is done in a thread, so that the loop goes on.
+"""
 
 import asyncio
 import logging
@@ -18,13 +21,20 @@ from compaction.boundaries import (
 from compaction.errors import EmptySummary, InvalidSummary, InvalidTokenCount
 from compaction.messages import Given, Message, plain
 from compaction.result import CompactContext, CompactResult, Messages, Summary, is_number
-from compaction.summary_prompt import build_summary_prompt, turn_text
+from compaction.summary_prompt import (
+    MAX_PROMPT_CHARS,
+    MIN_PROMPT_CHARS,
+    build_summary_prompt,
+    room_for_turns,
+    turn_text,
+    turns_of,
+)
 from compaction.tool_pairs import waiting_and_abandoned
 from storage.errors import InvalidArgument
 from storage.maybe_async import settle
 from storage.overlays import is_compaction_message
 from storage.records import clean
-from storage.tokens import estimate_one
+from storage.tokens import estimate_one, utf16_length
 
 log = logging.getLogger("perdure.compaction")
 
@@ -41,6 +51,7 @@ class CompactOptions(TypedDict, total=False):
     tail_token_budget: float
     min_tail_messages: int
     token_counter: MessageCounter | None
+    max_prompt_chars: int
 
 
 def create_compact_function(
@@ -50,6 +61,7 @@ def create_compact_function(
     tail_token_budget: float = TAIL_TOKEN_BUDGET,
     min_tail_messages: int = MIN_TAIL_MESSAGES,
     token_counter: MessageCounter | None = None,
+    max_prompt_chars: int = MAX_PROMPT_CHARS,
 ) -> Compact:
     """A compaction function for `Session.on_compaction` that lets ``summarize`` write a summary of the middle of a history.
 
@@ -59,24 +71,33 @@ def create_compact_function(
     summary says reaches ``summarize`` as the previous summary, to be updated.
 
     ``summarize(prompt)`` returns a str or a `Summary`, async or not. ``token_counter([message])`` costs a message of the tail;
-    without it the session's own counter does, and without that the estimate.
+    without it the session's own counter does, and without that the estimate. One that is not async holds up the event loop,
+    and with it every conversation of the process, until it returns: what takes time should be async.
+
+    A prompt has at most ``max_prompt_chars`` UTF-16 code units, so that a model can read it however long the history is. For that
+    fewer messages are folded, the oldest; the next compaction goes on. Of texts longer than a quarter of that, and of
+    messages that cannot be parted, the middle is left out (see `build_summary_prompt`).
 
     Raises InvalidArgument for options of the wrong kind. The function returns None when there is nothing to fold, and raises
     EmptySummary, InvalidSummary, InvalidTokenCount and what ``summarize`` or the counter raise; then nothing has changed.
     """
-    _check_options(summarize, protect_head, tail_token_budget, min_tail_messages, token_counter)
+    _check_options(summarize, token_counter, tail_token_budget)
+    _check_numbers(protect_head=protect_head, min_tail_messages=min_tail_messages, max_prompt_chars=max_prompt_chars)
 
     async def compact(messages: Sequence[Given], context: CompactContext | None = None) -> CompactResult | None:
-        history = plain(messages)
-        if len(history) <= protect_head + min_tail_messages:
-            return None
-        head = head_end(history, protect_head)
-        tail = await _tail_length(history[head:], _counter(token_counter, context), tail_token_budget)
-        end = len(history) - max(tail, min_tail_messages)
-        fold = await asyncio.to_thread(_fold, history, head, end)  # a long history must not hold up the loop
+        fold = await choose_fold(
+            messages,
+            context,
+            protect_head=protect_head,
+            tail_token_budget=tail_token_budget,
+            min_tail_messages=min_tail_messages,
+            token_counter=token_counter,
+            max_prompt_chars=max_prompt_chars,
+        )
         if fold is None:
             return None
-        summary = _checked(await settle(summarize(fold.prompt)))
+        prompt = await asyncio.to_thread(fold.prompt, max_prompt_chars)
+        summary = _checked(await settle(summarize(prompt)))
         return CompactResult(
             fromMessageId=fold.from_id, toMessageId=fold.to_id, summary=summary.text, usage=summary.usage
         )
@@ -85,36 +106,99 @@ def create_compact_function(
 
 
 @dataclass(frozen=True, slots=True)
-class _Fold:
-    from_id: str
-    to_id: str
-    prompt: str
+class Fold:
+    """What is to be folded: messages, and the earlier summaries among them, which the new one replaces."""
+
+    turns: list[Message]
+    summaries: list[Message]
+
+    @property
+    def from_id(self) -> str:
+        return str(self.turns[0]["id"])
+
+    @property
+    def to_id(self) -> str:
+        return str(self.turns[-1]["id"])
+
+    @property
+    def previous_summary(self) -> str | None:
+        return "\n\n".join(map(turn_text, self.summaries)) or None
+
+    def prompt(self, max_prompt_chars: int) -> str:
+        budget = compute_summary_budget(self.turns)
+        return build_summary_prompt(self.turns, self.previous_summary, budget, max_prompt_chars=max_prompt_chars)
 
 
-def _fold(history: Sequence[Message], head: int, end: int) -> _Fold | None:
-    """What can be folded of the messages from `head` to `end`, and the prompt for its summary."""
+async def choose_fold(
+    messages: Sequence[Given],
+    context: CompactContext | None = None,
+    *,
+    protect_head: int = PROTECT_HEAD,
+    tail_token_budget: float = TAIL_TOKEN_BUDGET,
+    min_tail_messages: int = MIN_TAIL_MESSAGES,
+    token_counter: MessageCounter | None = None,
+    max_prompt_chars: int | None = None,
+) -> Fold | None:
+    """What `create_compact_function` folds of these messages, or None; without ``max_prompt_chars`` all of it at once."""
+    history = plain(messages)
+    if len(history) <= protect_head + min_tail_messages:
+        return None
+    head = head_end(history, protect_head)
+    tail = await _tail_length(history[head:], _counter(token_counter, context), tail_token_budget)
+    end = len(history) - max(tail, min_tail_messages)
+    return await asyncio.to_thread(_fold, history, head, end, max_prompt_chars)
+
+
+def _fold(history: Sequence[Message], head: int, end: int, max_prompt_chars: int | None) -> Fold | None:
+    """What can be folded of the messages from `head` to `end`."""
     folded = foldable(history, head, end)
     if folded is None:
         return None
-    start, end = folded
-    _warn_of_abandoned(history, start, end)
-    middle = history[start:end]
+    fold = _of(history[slice(*folded)])
+    if max_prompt_chars is not None:
+        start, end = folded
+        fitting = start + _fitting(fold, history[start:end], max_prompt_chars)
+        if (
+            fitting < end
+        ):  # where nothing can be folded up to there without parting a pair, the prompt leaves something out
+            folded = foldable(history, head, fitting) or folded
+            fold = _of(history[slice(*folded)])
+    _warn_of_abandoned(history, *folded)
+    return fold
+
+
+def _of(middle: Sequence[Message]) -> Fold:
     turns = [message for message in middle if not is_compaction_message(message)]
-    previous = "\n\n".join(turn_text(message) for message in middle if is_compaction_message(message))
-    prompt = build_summary_prompt(turns, previous or None, compute_summary_budget(turns))
-    return _Fold(turns[0]["id"], turns[-1]["id"], prompt)
+    return Fold(turns, [message for message in middle if is_compaction_message(message)])
 
 
-def _check_options(summarize: Any, head: Any, budget: Any, tail: Any, counter: Any) -> None:
+def _fitting(fold: Fold, middle: Sequence[Message], max_prompt_chars: int) -> int:
+    """How many of the first messages fit a prompt."""
+    room = room_for_turns(fold.previous_summary, max_prompt_chars)
+    told = iter(turns_of(fold.turns, max_prompt_chars))
+    for count, message in enumerate(middle):
+        if not is_compaction_message(message):
+            turn = next(told)
+            room -= utf16_length(turn) + len("\n\n") if turn else 0
+            if room < 0:
+                return count
+    return len(middle)
+
+
+def _check_options(summarize: Any, counter: Any, budget: Any) -> None:
     if not callable(summarize):
         raise InvalidArgument("summarize must be a function that takes the prompt and returns the summary.")
     if counter is not None and not callable(counter):
         raise InvalidArgument("token_counter must be a function that takes a list of messages and returns a number.")
-    for name, value in (("protect_head", head), ("min_tail_messages", tail)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise InvalidArgument(f"{name} must be a whole number of at least 0.")
     if not is_number(budget) or not budget >= 0:
         raise InvalidArgument("tail_token_budget must be a number of at least 0.")
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        least = MIN_PROMPT_CHARS if name == "max_prompt_chars" else 0
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidArgument(f"{name} must be a whole number of at least {least}.")
 
 
 def _counter(own: MessageCounter | None, context: CompactContext | None) -> Callable[[Message], Any]:

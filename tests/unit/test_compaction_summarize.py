@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from histories import Message, overlay, talk, text
+from histories import Message, call, overlay, result, talk, text
 from pydantic import ValidationError
 
 from compaction import (
@@ -19,6 +19,7 @@ from compaction import (
     Usage,
     build_summary_prompt,
     create_compact_function,
+    is_compaction_message,
 )
 from storage.errors import InvalidArgument
 from storage.records import SessionMessage
@@ -157,6 +158,8 @@ def test_options_of_the_wrong_kind_are_refused_at_once() -> None:
         {"tail_token_budget": -1},
         {"tail_token_budget": math.nan},
         {"tail_token_budget": "9"},
+        {"max_prompt_chars": 9_999},
+        {"max_prompt_chars": 1e6},
     ):
         with pytest.raises(InvalidArgument):
             create_compact_function(**{"summarize": str, **wrong})  # type: ignore[arg-type]
@@ -179,5 +182,56 @@ def test_usage_that_cannot_be_added_up_is_refused(figures: Any) -> None:
         )
 
 
-def test_a_first_message_may_be_long() -> None:
-    assert len(build_summary_prompt([text("m", words="word " * 100_000)], None, 100)) > 500_000
+# ---- a prompt that a model can read --------------------------------------------------------------------------
+
+
+class Prompts(list[str]):
+    def __call__(self, prompt: str) -> str:
+        self.append(prompt)
+        return f"summary {len(self)}"
+
+
+LIMIT = 10_000
+
+
+@pytest.mark.parametrize("words", [200, 20_000])
+async def test_a_long_history_is_folded_piece_by_piece_and_each_message_is_told_once(words: int) -> None:
+    prompts = Prompts()
+    compact = create_compact_function(summarize=prompts, max_prompt_chars=LIMIT, **TIGHT)
+    messages = [text(f"m{number}", words=f"<{number}>" + "w" * words + f"</{number}>") for number in range(40)]
+    visible = list(messages)
+    while (result := await compact(visible)) is not None:
+        ids = [message["id"] for message in visible]
+        earlier = [index for index, message in enumerate(visible) if is_compaction_message(message)]
+        start = min([ids.index(result.from_message_id), *earlier])
+        visible[start : ids.index(result.to_message_id) + 1] = [overlay(str(len(prompts)), result.summary)]
+    assert [message["id"] for message in visible] == ["m0", f"compaction_{len(prompts)}", "m39"]
+    assert len(prompts) > 1
+    assert all(len(prompt) <= LIMIT for prompt in prompts)
+    everything = "".join(prompts)
+    for number in range(1, 39):
+        assert (everything.count(f"<{number}>"), everything.count(f"</{number}>")) == (1, 1)
+    assert all(f"summary {number}" in prompt for number, prompt in enumerate(prompts) if number)
+
+
+async def test_messages_that_cannot_be_parted_are_told_in_one_prompt_that_leaves_their_middle_out() -> None:
+    prompts = Prompts()
+    keys = [f"k{number}" for number in range(30)]
+    called, answered = call("c", *keys), [result(f"r{key}", key, output=key + "o" * 999) for key in keys]
+    compact = create_compact_function(summarize=prompts, max_prompt_chars=LIMIT, **TIGHT)
+    folded = await compact([text("m0"), called, *answered, *talk(1, "n")])
+    assert folded is not None
+    assert (folded.from_message_id, folded.to_message_id) == ("c", "rk29")
+    (prompt,) = prompts
+    assert LIMIT - 10 <= len(prompt) + 2_500 <= LIMIT + 2_500
+    assert "is left out ...]" in prompt
+    assert "k29ooo" in prompt
+
+
+async def test_what_fits_is_folded_at_once() -> None:
+    prompts = Prompts()
+    messages = [text(f"m{number}", words="w" * 10_000) for number in range(35)]
+    folded = await create_compact_function(summarize=prompts, **TIGHT)(messages)
+    assert folded is not None
+    assert (folded.from_message_id, folded.to_message_id) == ("m1", "m33")
+    assert prompts[0].count("w" * 10_000) == 33

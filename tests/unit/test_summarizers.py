@@ -17,7 +17,7 @@ from actors.errors import BadSetting, ModelAnswerBroken, ModelError, ModelPackag
 from actors.models import Model, open_model
 from actors.settings import Settings, load_settings
 from actors.summarizers import LABEL, compact_extractively, default_compaction, openai_summarizer
-from compaction import Summary, Usage, create_compact_function
+from compaction import CompactContext, Summary, Usage, create_compact_function
 from compaction.tool_pairs import unanswered
 from storage.errors import InvalidArgument
 
@@ -253,6 +253,49 @@ async def test_an_extractive_summary_takes_earlier_summaries_in() -> None:
     assert result is not None
     assert result.summary.splitlines()[:3] == [LABEL, "user: First.", "user: Number 0."]
     assert result.to_message_id.startswith("m")
+
+
+async def test_an_extractive_summary_has_what_was_said_and_no_reasoning() -> None:
+    thought = {"type": "reasoning", "text": "Nobody should read this."}
+    messages = [text(f"m{number}", f"Number {number}. More") for number in range(9)]
+    messages[4]["parts"].insert(0, thought)
+    messages[5]["parts"] = [thought]
+    result = await compact_extractively(messages)
+    assert result is not None
+    assert "Nobody" not in result.summary
+    assert "user: Number 4." in result.summary
+
+
+async def test_an_extractive_summary_is_short_whatever_it_folds() -> None:
+    earlier = {"id": "compaction_1", "role": "assistant", "parts": [{"type": "text", "text": "x" * 1_000_000}]}
+    messages = [earlier, *(text(f"m{number}", "y" * 1_000_000) for number in range(9))]
+    result = await compact_extractively(messages)
+    assert result is not None
+    assert len(result.summary) < 60 * 600
+
+
+async def test_the_session_s_counter_decides_for_the_default_summarizers_too(server: ModelServer) -> None:
+    asked: list[str] = []
+
+    async def counter(*, messages: list[dict[str, Any]], system_prompt: str, context_blocks: list[Any]) -> int:
+        asked.extend(message["id"] for message in messages)
+        return 10**6
+
+    messages = [text(f"m{number}", "Number. " + "word " * 20) for number in range(14)]
+    for settings in (Settings(), Settings(model="tiny", model_url=server.url)):
+        result = await default_compaction(settings)(messages, CompactContext(counter))
+        assert (result.to_message_id, asked) == ("m11", ["m13", "m12"])
+        asked.clear()
+
+
+async def test_a_prompt_for_the_configured_model_is_no_longer_than_a_conversation_at_the_threshold(
+    server: ModelServer,
+) -> None:
+    messages = [text(f"m{number}", "word " * 10_000) for number in range(14)]
+    for threshold, longest in ((10, 10_000), (5_000, 20_000), (10**9, 400_000)):
+        settings = Settings(model="tiny", model_url=server.url, compact_after=threshold)
+        assert await default_compaction(settings)(messages) is not None
+        assert longest / 3 < len(server.requests[-1]["messages"][0]["content"]) <= longest
 
 
 async def test_an_extractive_summary_parts_no_pair_and_folds_no_call_that_waits() -> None:
