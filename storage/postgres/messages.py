@@ -169,7 +169,18 @@ class PostgresSessionProvider:
     (``?`` placeholders) or ``query(text, values)`` (``$1`` placeholders) that gives an object with ``rows``. Writes return after
     their commit, unless they are part of a transaction that the caller began on that connection.
 
-    Search is PostgreSQL's own, in English. Raises PostgresUnavailable, MissingTables and PostgresFailed, beside what is named.
+    Differs from SQLite in:
+
+    * The search, which is PostgreSQL's own, in English.
+    * ``get_history_row_stats`` is not there (a session answers None), and neither are the notes of a session: how automatic
+      compaction fared is forgotten with the process.
+    * A message has the same limit of size; how many there are and how large they are together has none.
+    * Reads of a path, pages and estimates read the shape of the whole tree. The estimate after an append (for automatic
+      compaction, or an owner that hears of it) reads no message twice: with messages of a kilobyte it takes 1 ms at 100 of
+      them, 3 at 1,000 and 32 at 10,000, where reading all of them anew takes 3, 32 and 197.
+    * ``Session.append_messages`` and the unloading of skills are a write for each message, not one for all.
+
+    Raises PostgresUnavailable, MissingTables and PostgresFailed, beside what is named.
     """
 
     def __init__(self, client: Any, session_id: str = "") -> None:

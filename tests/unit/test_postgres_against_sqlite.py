@@ -1,12 +1,14 @@
 """Random operations on PostgreSQL and on SQLite side by side: whatever is done, both show the same."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 import pytest
@@ -15,6 +17,8 @@ from hypothesis import strategies as st
 from postgres_server import server
 from psycopg import AsyncConnection
 
+from actors.session.builtin_history import history_of
+from compaction import CompactResult
 from storage import LATEST, AgentSessionProvider, PostgresSessionProvider, open_database
 from storage.errors import StorageError
 from storage.postgres.texts import escape
@@ -33,13 +37,17 @@ folded = st.one_of(
     st.tuples(st.just("fold"), names, numbers, numbers, texts),
     st.tuples(st.just("compact"), names, names, texts),
 )
+summarized = st.tuples(
+    st.just("summarize"), numbers, numbers, written | st.tuples(st.just("delete"), st.lists(names, max_size=2))
+)
+paged = st.tuples(st.just("page"), st.sampled_from(["newest", "oldest", "inserted"]), st.none() | names)
 removed = st.one_of(
     st.tuples(st.just("delete"), st.lists(names, max_size=4)),
     st.tuples(st.just("delete_end"), numbers),
     st.tuples(st.just("echo"), numbers, names),
 )
 tree = st.lists(st.tuples(st.just("grow"), numbers), min_size=5, max_size=8)
-more = st.lists(st.one_of(written, folded, removed), min_size=5, max_size=15)
+more = st.lists(st.one_of(written, folded, removed, summarized, paged), min_size=5, max_size=15)
 weighted = st.builds(lambda *parts: list(itertools.chain(*parts)), tree, st.lists(folded, min_size=1, max_size=4), more)
 cleared = st.builds(lambda before, after: [*before, ("clear",), *after], weighted, more)
 
@@ -65,15 +73,18 @@ class Pair:
         ]
         self.ids: list[dict[str, str]] = [{}, {}]
         self.grown = 0
+        self.cursors: dict[tuple[str, str | None], list[str | None]] = {}
 
     def close(self) -> None:
         self.runner.run(self.database.close())
         self.runner.run(self.connection.close())
         self.runner.close()
 
-    def both(self, name: str, *args: Any) -> None:
+    def both(self, name: str, *args: Any) -> Any:
         """Call a method of both; the outcomes must be equal."""
-        assert self.outcome(0, name, *args) == self.outcome(1, name, *args)
+        outcome = self.outcome(0, name, *args)
+        assert outcome == self.outcome(1, name, *args)
+        return outcome
 
     def outcome(self, which: int, name: str, *args: Any) -> Any:
         try:
@@ -107,8 +118,12 @@ class Pair:
                 if path := self.outcome(0, "get_raw_history", leaf):
                     ends = sorted((first % len(path), last % len(path)))
                     self.both("add_compaction", summary, *(path[end]["id"] for end in ends))
+            case "summarize", first, last, meanwhile:
+                assert self.summarize(0, first, last, meanwhile) == self.summarize(1, first, last, meanwhile)
+            case "page", order, leaf:
+                self.page(order, None if order == "inserted" else leaf)
             case "delete_end", number:
-                if rows := self.outcome(0, "get_compactions"):
+                if rows := self.both("get_compactions"):
                     self.both("delete_messages", [rows[number % len(rows)]["toMessageId"]])
             case "update", name, text:
                 self.both("update_message", self.message(name, text))
@@ -120,6 +135,65 @@ class Pair:
                 self.both("add_compaction", summary, first, last)
             case _:
                 self.both("clear_messages")
+
+    def summarize(self, which: int, first: int, last: int, meanwhile: tuple[Any, ...]) -> Any:
+        """Store a summary, with a write in between: in PostgreSQL between what the summary is decided by and its storing."""
+        provider = self.providers[which]
+        history = history_of(provider)
+        messages, seen = self.runner.run(history.snapshot())
+        if not messages:
+            return None
+        first, last = sorted((first % len(messages), last % len(messages)))
+        ends = {"fromMessageId": messages[first]["id"], "toMessageId": messages[last]["id"]}
+        result = CompactResult.model_validate({**ends, "summary": "in short"})
+        waiting = [meanwhile]
+
+        async def write() -> None:
+            if waiting:
+                name, *args = waiting.pop()
+                with contextlib.suppress(StorageError):
+                    match name:
+                        case "append":
+                            await provider.append_message(self.message(args[0], args[1]), args[2])
+                        case "update":
+                            await provider.update_message(self.message(args[0], args[1]))
+                        case _:
+                            await provider.delete_messages(args[0])
+
+        async def store() -> CompactResult | None:
+            if isinstance(provider, PostgresSessionProvider):
+                change = provider.change_overlays
+
+                async def late(*args: Any) -> bool:
+                    await write()
+                    return await change(*args)
+
+                with patch.object(provider, "change_overlays", late):
+                    stored = await history.store_summary(result, seen)
+                assert not waiting
+                return stored
+            await write()
+            return await history.store_summary(result, seen)
+
+        stored = self.runner.run(store())
+        return stored and (stored.from_message_id, stored.to_message_id)
+
+    def page(self, order: str, leaf: str | None) -> None:
+        """Two more rows of a walk, or the first two of a new one."""
+        cursors = self.cursors.get((order, leaf), [None, None])
+        pages = [
+            self.runner.run(provider.page_messages(2, cursors[which], order=order, leaf_id=leaf))
+            for which, provider in enumerate(self.providers)
+        ]
+        assert self.plain(0, pages[0]["messages"]) == self.plain(1, pages[1]["messages"])
+        assert ("nextCursor" in pages[0]) == ("nextCursor" in pages[1])
+        self.cursors[order, leaf] = [found.get("nextCursor") for found in pages]
+
+    def walk(self, order: str, leaf: str | None) -> None:
+        self.cursors.pop((order, leaf), None)
+        self.page(order, leaf)
+        while self.cursors[order, leaf] != [None, None]:
+            self.page(order, leaf)
 
     def echo(self, number: int, parent: str) -> None:
         """Another program stores a summary as a message, below a message that is there, and both are opened again."""
@@ -158,6 +232,11 @@ class Pair:
     def compare(self) -> None:
         self.both("get_latest_leaf")
         self.both("get_compactions")
+        self.both("path_tokens")
+        for order in ("newest", "oldest", "inserted"):
+            self.walk(order, None)
+        for order in ("newest", "oldest"):
+            self.walk(order, "m3\0")
         for leaf in (None, *(f"m{number}\0" for number in range(12))):
             self.both("get_history", leaf)
             self.both("get_raw_history", leaf)
