@@ -120,7 +120,7 @@ class NoModel(ModelError):
 
 class ModelPackageMissing(ModelError):
     code = "model_package_missing"
-    sentence = "Calling a model needs the openai package: pip install 'perdure[openai]'."
+    sentence = "Calling a model needs the openai package: install the extra openai (pip install '.[openai]' in Perdure's folder)."
 
 
 class ModelUnreachable(ModelError):
