@@ -1,6 +1,7 @@
 """Which parts are calls and results, the boundaries that keep them together, and the repair of histories that have lost some."""
 
 import copy
+import os
 from typing import Any
 
 import pytest
@@ -34,7 +35,12 @@ from compaction.tool_pairs import (
 )
 from storage.records import SessionMessage
 
-bounded = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+bounded = settings(
+    max_examples=2_000 if os.environ.get("PERDURE_LONG") else 50,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
 TOOL = {"toolCallId": "k", "toolName": "f"}
 
 

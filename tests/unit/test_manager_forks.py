@@ -1,6 +1,7 @@
 """Forks and continuations: one transaction, copies made by SQLite, ids of their own."""
 
 import json
+import os
 import sqlite3
 import tracemalloc
 import uuid
@@ -210,7 +211,7 @@ JSON = st.recursive(
 FIELDS = st.dictionaries(st.text(max_size=6).filter(lambda name: name not in ("id", "role", "parts")), JSON, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=500 if os.environ.get("PERDURE_LONG") else 25, deadline=None)
 @given(
     st.lists(
         st.tuples(st.text(min_size=1), FIELDS, JSON, st.booleans()), min_size=1, max_size=5, unique_by=lambda m: m[0]

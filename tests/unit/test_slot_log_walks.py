@@ -4,6 +4,7 @@ A writer that is never chosen again is one that was killed; one chosen late is a
 acknowledged value is in the history that the last claim finds, in order, and every snapshot agrees with it.
 """
 
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from storage.errors import Fenced, StoreUnavailable
 
 PREFIX = "aa/walk"
 SIZE = 512
-WALKS = 30
+WALKS = 300 if os.environ.get("PERDURE_LONG") else 15
 STEPS = 160
 
 

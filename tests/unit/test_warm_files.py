@@ -160,6 +160,9 @@ def _swept(here: Path) -> None:
     sweep_warm(here, NOTHING)
 
 
+ROUNDS = 1_000 if os.environ.get("PERDURE_LONG") else 120
+
+
 def test_sweeps_beside_many_conversations_that_wake_and_sleep(tmp_path: Path) -> None:
     stopped = threading.Event()
     warm_starts = 0
@@ -167,7 +170,7 @@ def test_sweeps_beside_many_conversations_that_wake_and_sleep(tmp_path: Path) ->
     def live(number: int) -> None:
         nonlocal warm_starts
         content = b""
-        for round in range(300):
+        for round in range(ROUNDS):
             file, clean = take(tmp_path, str(number))
             assert clean is None or clean.slot == round - 1
             assert file.path.read_bytes() == (b"" if clean is None else content)
