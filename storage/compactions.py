@@ -8,10 +8,10 @@ Every function works on a connection, in the caller's transaction.
 import sqlite3
 import uuid
 
-from storage import late_results, leaves, paths
+from storage import late_results, leaves, paths, visibility
 from storage.errors import InvalidArgument
 from storage.overlays import Overlay, overlay_message
-from storage.paths import Range, Sums
+from storage.paths import Sums
 from storage.records import COMPACTION_PREFIX, JsonObject, clean
 from storage.tokens import estimate_one
 from storage.visibility import COLUMNS, recount
@@ -116,36 +116,46 @@ def arrive(connection: sqlite3.Connection, session_id: str, message_id: str, seq
     return found > 0
 
 
-def release_anchor(connection: sqlite3.Connection, session_id: str, message_id: str, seq: int) -> Range | None:
+def release_anchor(connection: sqlite3.Connection, session_id: str, message_id: str, seq: int) -> int | None:
     """Before a message goes: overlays that begin or end at it move to its neighbour inside, or are dropped.
 
     Dropped is one without a message left, and one whose new end would be on branches that it did not apply to: it tells what
     was said on another, and may hold a call that is answered here. An overlay whose other end is not on a path with it never
     applied and stays as it is.
 
-    The range in which messages may be visible from now on; None if no summary changed.
+    From which message on others may be hidden or shown than before; None if only the message itself goes.
     """
-    query = """SELECT seq, first, last, call FROM assistant_compactions
-               WHERE session_id = ?1 AND (from_message_id = ?2 OR to_message_id = ?2)"""
-    changed: list[Range] = []
-    for order, first, last, call in connection.execute(query, (session_id, message_id)).fetchall():
+    query = """SELECT seq, first, last, call FROM assistant_compactions WHERE session_id = ?1 AND from_message_id = ?2
+               UNION SELECT seq, first, last, call FROM assistant_compactions WHERE session_id = ?1 AND to_message_id = ?2"""
+    rows = connection.execute(query, (session_id, message_id)).fetchall()
+    is_end = any(last == seq and first != seq for _, first, last, _ in rows)
+    changed: list[int] = []
+    neighbours: set[int] = set()
+    for order, first, last, call in rows:
         if first != last and (first is None or last is None or not paths.is_on_path(connection, first, last)):
             place = "first" if first == seq else "last"
             connection.execute(f"UPDATE assistant_compactions SET {place} = NULL WHERE seq = ?", (order,))
-            continue
-        if first == last:
+        elif first == last:
             _drop(connection, order)
+            if call is None:
+                changed.append(first)
         elif first == seq:
-            _move(connection, order, "from", "first", paths.child_towards(connection, seq, last))
+            neighbour = paths.child_towards(connection, seq, last)
+            assert neighbour is not None
+            if neighbour not in neighbours and (is_end or visibility.is_start(connection, session_id, neighbour)):
+                changed.append(
+                    neighbour
+                )  # it meets another that begins there, or is no more hidden by one that ended here
+            neighbours.add(neighbour)
+            _move(connection, order, "from", "first", neighbour)
         else:
             (above,) = connection.execute("SELECT parent FROM assistant_messages WHERE seq = ?", (seq,)).fetchone()
             if _has_other_child(connection, above, seq):
                 _drop(connection, order)
+                changed.append(visibility.hidden_until(connection, session_id, first, last) + 1)
             else:
                 _move(connection, order, "to", "last", above)
-        if call is None:
-            changed.append((first, last))
-    return (min(changed)[0], max(last for _, last in changed)) if changed else None
+    return min(changed, default=None)
 
 
 def _drop(connection: sqlite3.Connection, order: int) -> None:
@@ -159,8 +169,7 @@ def _has_other_child(connection: sqlite3.Connection, seq: int, child: int) -> bo
     return bool(connection.execute(query, (seq, child)).fetchone()[0])
 
 
-def _move(connection: sqlite3.Connection, order: int, end: str, place: str, neighbour: int | None) -> None:
-    assert neighbour is not None
+def _move(connection: sqlite3.Connection, order: int, end: str, place: str, neighbour: int) -> None:
     statement = f"""UPDATE assistant_compactions
                     SET {place} = ?1, {end}_message_id = (SELECT id FROM assistant_messages WHERE seq = ?1) WHERE seq = ?2"""
     connection.execute(statement, (neighbour, order))

@@ -17,19 +17,21 @@ def nearest(
 ) -> int | None:
     """The last message above `seq` that makes this call. Costs the distance to it."""
     query = """SELECT seq, CAST(content AS BLOB) FROM assistant_messages
-               WHERE seq BETWEEN ? AND ? AND instr(content, ?) ORDER BY seq DESC"""
+               WHERE seq BETWEEN ? AND ? AND instr(content, ?) ORDER BY seq DESC LIMIT 1"""
     text = orjson.dumps(call_id).decode()
     for first, last in paths.ranges_upward(connection, seq):
-        for candidate, content in connection.execute(query, (first, min(last, seq - 1), text)):
-            if is_call(decode(content), call_id):
-                return int(candidate)
+        below = min(last, seq - 1)
+        while row := connection.execute(query, (first, below, text)).fetchone():
+            if is_call(decode(row[1]), call_id):
+                return int(row[0])
+            below = row[0] - 1
     return None
 
 
 def after(connection: sqlite3.Connection, session_id: str, seq: int) -> Iterator[tuple[int, JsonObject]]:
     """The messages after `seq` that speak of tool calls, on every branch. Costs what has come since."""
     query = """SELECT seq, CAST(content AS BLOB) FROM assistant_messages
-               WHERE seq > ? AND session_id = ? AND instr(content, '"toolCallId"') ORDER BY seq"""
+               WHERE seq > ? AND +session_id = ? AND instr(content, '"toolCallId"') ORDER BY seq"""
     for found, content in connection.execute(query, (seq, session_id)):
         yield found, decode(content)
 

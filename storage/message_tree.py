@@ -277,7 +277,7 @@ def _delete_one(connection: sqlite3.Connection, session_id: str, message_id: str
     leaves.set_sums(connection, newest.seq, _sums_at(connection, session_id, sums, known, newest.seq))
     if changed is not None:
         visibility.recount(connection, session_id)
-        late_results.uncover(connection, session_id, *changed)
+        late_results.uncover(connection, session_id, changed)
     return True
 
 

@@ -56,6 +56,19 @@ def is_folded(connection: sqlite3.Connection, session_id: str, leaf: int, seq: i
     return False
 
 
+def hidden_until(connection: sqlite3.Connection, session_id: str, first: int, last: int) -> int:
+    """The end of the summary that begins at `first` and applies to every path through `last`; before `first` if none does."""
+    for _, end in connection.execute(_STARTING_AT, (session_id, first)):
+        if paths.is_on_path(connection, end, last):
+            return int(end)
+    return first - 1
+
+
+def is_start(connection: sqlite3.Connection, session_id: str, seq: int) -> bool:
+    """Whether a summary begins at this message."""
+    return _earliest_summary(connection, session_id, seq) == seq
+
+
 def shown_tokens(connection: sqlite3.Connection, session_id: str, leaf: int, seq: int, tokens: int) -> int:
     """What a message of the path, of so many tokens, adds to what is visible: all, nothing, or the text that stands for it."""
     if is_folded(connection, session_id, leaf, seq):

@@ -116,7 +116,7 @@ class Compactor:
     async def run(self) -> CompactResult | None:
         """Wait for a run that is going on, then run; None if nothing was folded or the function failed.
 
-        Raises NoCompaction, and what storing the summary or rendering the prompt raises.
+        Raises NoCompaction, and what storing the summary raises.
         """
         if self._function is None:
             raise NoCompaction()
@@ -139,6 +139,8 @@ class Compactor:
         except Exception as exc:
             await self._end_failed(exc)
             raise
+        if stored is not None:
+            await self._refresh_prompt()
         after = await self._end(before, stored)
         if stored is not None and self.is_automatic and after.tokens < before.tokens:
             await self._remember(None, is_warned=False)
@@ -219,6 +221,9 @@ class Compactor:
             await self._status.report("idle")
             await self._remember(before.tokens)
             return
+        failure = None if stored is None else await self._refresh_prompt()
+        if failure is not None:
+            await self._handle(failure)
         after = await self._end(before, stored)
         if stored is not None and after.tokens < before.tokens:
             await self._remember(None, is_warned=False)
@@ -248,10 +253,17 @@ class Compactor:
             return _result(await settle(self._function(*arguments))), seen
 
     async def _store(self, result: CompactResult | None, seen: SeenHistory) -> CompactResult | None:
-        stored = None if result is None else await self._history.store_summary(result, seen)
-        if stored is not None:
+        return None if result is None else await self._history.store_summary(result, seen)
+
+    async def _refresh_prompt(self) -> Exception | None:
+        """Render the prompt again after a summary was stored. That it failed is told, and takes nothing from the summary."""
+        try:
             await self._prompt.refresh()
-        return stored
+        except Exception as exc:
+            log.warning("a summary was stored and the prompt was not rendered again: %s", _told(exc))
+            self._status.send_error(exc)
+            return exc
+        return None
 
     async def _load_note(self) -> Vain:
         if self._vain is None:

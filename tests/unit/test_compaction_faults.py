@@ -16,9 +16,17 @@ from test_session_compaction import Documented
 from actors import Agent, Session
 from actors.conversation.events import Push
 from actors.session_methods import SessionMethods
-from compaction import CompactContext, CompactResult, Usage, create_compact_function, is_compaction_message
+from compaction import (
+    CompactContext,
+    CompactResult,
+    Usage,
+    create_compact_function,
+    estimate_message_tokens,
+    is_compaction_message,
+    tool_pairs,
+)
 from compaction.tool_pairs import ABANDONED_AFTER
-from storage import AgentSessionProvider, sessions
+from storage import AgentSessionProvider, containing, sessions
 from storage.checkpoints import DirectoryStore, abandon_conversation
 from storage.errors import InvalidMessage
 
@@ -268,6 +276,39 @@ async def test_the_next_summary_takes_up_a_late_result(tmp_path: Path) -> None:
         assert [entry["id"] for entry in await session.get_history()][2:] == ["o2"]
 
 
+@pytest.mark.parametrize("is_builtin", [True, False])
+async def test_a_long_late_result_is_shortened_as_tool_outputs_are(tmp_path: Path, is_builtin: bool) -> None:
+    async with abandoned(tmp_path, is_builtin) as (session, _):
+        late = result("late", "c1", output="x" * 1_000_000)
+        late["parts"].insert(0, {"type": "text", "text": "y" * 600})
+        late["parts"].append({"type": "reasoning", "text": "hidden thoughts"})
+        await session.append_message(late)
+        (told,) = (await session.get_history())[-1]["parts"]
+        lines = told["text"].splitlines()
+        assert lines[0] == "y" * 600
+        answer = lines[1].removeprefix("[Late result of an earlier call of look: ").removesuffix("]")
+        assert len(lines) == 2
+        assert len(answer) == 500
+        assert answer.endswith("... [truncated 1000000 chars]")
+        assert await session.get_message("late") == late
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"state": "output-error", "errorText": "no such city"}, "Error: no such city"),
+        ({"state": "output-denied"}, tool_pairs.DENIED),
+        ({"output": None, "state": "output-available"}, "null"),
+    ],
+)
+async def test_a_late_error_and_a_late_denial_are_told(tmp_path: Path, part: JsonObject, told: str) -> None:
+    async with abandoned(tmp_path) as (session, _):
+        parts = [{"type": "tool-look", "toolCallId": "c1", **part}]
+        await session.append_message({"id": "late", "role": "tool", "parts": parts})
+        shown = (await session.get_history())[-1]["parts"][0]["text"]
+        assert shown == f"[Late result of an earlier call of look: {told}]"
+
+
 async def test_a_late_result_written_into_its_call_changes_what_was_said_and_no_summary(tmp_path: Path) -> None:
     async with abandoned(tmp_path) as (session, _):
         before = await session.get_history()
@@ -338,6 +379,85 @@ async def test_a_late_result_is_shown_as_it_is_when_its_call_is_visible_again(tm
         assert await session.get_compactions() == []
         assert (await session.get_history("late"))[-1] == before[-1] == result("late", "c1")
         assert "c" in [entry["id"] for entry in await session.get_history("late")]
+
+
+async def branch_off_before_the_end(session: Session) -> str:
+    """Make the deletion of the summary's end drop it; that end."""
+    (overlay, *_) = await session.get_compactions()
+    end: str = overlay["toMessageId"]
+    path = [entry["id"] for entry in await session.get_raw_history()]
+    await session.append_message(text("branch"), path[path.index(end) - 1])
+    return end
+
+
+async def test_a_late_result_is_known_by_its_call_and_not_by_its_text(tmp_path: Path) -> None:
+    async with abandoned(tmp_path) as (session, _):
+        for name, call_id in (("late", "c1"), ("own", "unknown")):
+            await session.append_message(result(name, call_id))
+        told = (await session.get_history())[-2]["parts"][0]["text"]
+        await session.add_compaction(told, "own", "own")
+        changed = result("late", "c1", output="43")
+        await session.update_message(changed)
+        await session.delete_messages([await branch_off_before_the_end(session)])
+        *_, late, own = await session.get_history("own")
+        assert late == changed
+        assert own["parts"][0]["text"] == told
+
+
+async def test_a_late_result_whose_call_was_deleted_stays_told_as_text(tmp_path: Path) -> None:
+    async with abandoned(tmp_path) as (session, _):
+        await session.append_message(result("late", "c1"))
+        await session.delete_messages(["c"])
+        await session.delete_messages([await branch_off_before_the_end(session)])
+        assert [row["fromMessageId"] for row in await session.get_compactions()] == ["late"]
+        assert (await session.get_history("late"))[-1]["parts"][0]["text"].startswith("[Late result")
+
+
+async def test_a_summary_by_hand_that_shows_a_call_again_shows_its_late_result(tmp_path: Path) -> None:
+    async with abandoned(tmp_path) as (session, owner):
+        await session.append_message(text("head"), None)
+        for message in (call("d", "d1"), text("o1"), text("o2")):
+            await session.append_message(message)
+        await session.add_compaction("s", "head", "o1")
+        await session.append_message(result("late", "d1"))
+        assert is_compaction_message((await session.get_history())[-1])
+        await session.add_compaction("s", "head", "head")  # the newer one hides less
+        assert await shown_ids(session) == ["summary", "d", "o1", "o2", "late"]
+        provider = AgentSessionProvider(owner)
+        assert await provider.path_tokens() == estimate_message_tokens(await session.get_history())
+
+
+@pytest.mark.parametrize("call_id", ['say "hello" \\ twice', "東京 🎉", "\x01"])
+async def test_a_late_result_is_found_whatever_the_id_of_its_call(tmp_path: Path, call_id: str) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner)
+        for message in (text("m0"), call("c", call_id), text("m1")):
+            await session.append_message(message)
+        await session.add_compaction("s", "m0", "c")
+        await session.append_message(result("late", call_id))
+        assert await shown_ids(session) == ["summary", "m1", "summary"]
+        found = await owner.database.read(lambda connection: containing.anywhere(connection, "", call_id))
+        assert [entry["id"] for entry in found] == ["c", "late"]
+
+
+async def test_a_summary_that_begins_at_an_answer_goes_on_when_its_call_is_folded_elsewhere(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(COMPACT)
+        for message in (text("m0"), call("c", "c1"), text("n0"), text("n1")):
+            await session.append_message(message)
+        await session.append_message(result("answer", "c1"), "n1")
+        await session.append_message(text("side"), "answer")
+        await session.append_message(text("tip"), "side")
+        await session.add_compaction("what the side says", "answer", "side")
+        await session.append_message(text("main"), "n1")
+        for number in range(ABANDONED_AFTER + 1):
+            await session.append_message(text(f"o{number}"))
+        kept = ABANDONED_AFTER + 2
+        fold = create_compact_function(summarize=summarize, protect_head=1, tail_token_budget=1, min_tail_messages=kept)
+        assert await Session.create(owner).on_compaction(fold).compact() is not None
+        side = [entry["parts"][0]["text"] for entry in await session.get_history("tip")]
+        assert side[1:3] == ["in short", "what the side says"]
+        assert (await session.get_history("answer"))[-1]["parts"][0]["text"].startswith("[Late result")
 
 
 async def test_a_result_on_another_branch_of_a_call_folded_here_is_told_as_text_there(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ import random
 import sqlite3
 import tracemalloc
 
+import orjson
 import pytest
 
-from storage import full_text, history, schema
+from actors.session import late_results
+from storage import compactions, full_text, history, schema
 from storage import messages as tree
 
 SMALL, LARGE = 60, 6_000
@@ -79,6 +81,69 @@ def test_counting_a_compacted_path_costs_what_is_visible():
     connection, names = filled(LARGE)
     cost = steps(connection, lambda: tree.add_compaction(connection, "", "summary", names[2], names[-20]))
     assert cost < 2_000
+
+
+def tool(message_id, role, call_id, **part):
+    return {"id": message_id, "role": role, "parts": [{"type": "tool-look", "toolCallId": call_id, **part}]}
+
+
+def answer(connection, number):
+    message = tool(f"r{number}", "tool", f"c{number}", output="42")
+    tree.append(connection, "", message)
+    late_results.cover_appended(connection, "", message)
+
+
+@functools.cache
+def worn(count):
+    """A short visible history above which so many summaries were superseded and so many late results folded."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    schema.migrate(connection)
+    tree.append(connection, "", message("m"))
+    for number in range(count):
+        tree.append(connection, "", tool(f"c{number}", "assistant", f"c{number}", input={}))
+        tree.add_compaction(connection, "", "summary", "m", f"c{number}")
+        answer(connection, number)
+        tree.add_compaction(connection, "", "summary", "m", f"r{number}")
+    tree.append(connection, "", tool("call", "assistant", f"c{count}", input={}))
+    for name in ("a", "b", "c"):
+        tree.append(connection, "", message(name))
+    tree.add_compaction(connection, "", "summary", "m", "a")
+    (late,) = connection.execute("SELECT count(*) FROM assistant_compactions WHERE call IS NOT NULL").fetchone()
+    assert late == count
+    return connection
+
+
+WORN = {
+    "append": lambda c, count: tree.append(c, "", message("new")),
+    "late result": answer,
+    "branch": lambda c, count: tree.append(c, "", message("new"), "b"),
+    "update": lambda c, count: tree.update(c, "", message("b", "other words, more of them")),
+    "delete": lambda c, count: tree.delete(c, "", ["b"]),
+    "delete what is hidden": lambda c, count: tree.delete(c, "", ["call"]),
+    "delete the end of a summary": lambda c, count: tree.delete(c, "", ["a"]),
+    "summary": lambda c, count: tree.add_compaction(c, "", "summary", "m", "b"),
+    "answers to what is folded": lambda c, count: late_results.answers(c, "", {(2 * count + 2, f"c{count}")}),
+    "history": lambda c, count: history.visible_json(c, ""),
+    "newest part of the history": lambda c, count: history.recent(c, "", 0, 2),
+}
+
+
+@pytest.mark.parametrize("operation", WORN)
+def test_the_cost_does_not_grow_with_superseded_overlays_and_late_results(operation):
+    small, large = (
+        steps(connection, lambda c=connection, n=count: WORN[operation](c, n))
+        for connection, count in ((worn(10), 10), (worn(500), 500))
+    )
+    assert large <= small * 1.2
+
+
+def test_a_worn_history_shows_its_summary_and_what_came_after_it():
+    connection = worn(10)
+    answer_it = steps(connection, lambda: answer(connection, 10))
+    assert answer_it > 0
+    shown = [item["parts"][0]["text"] for item in orjson.loads(history.visible_json(connection, ""))]
+    assert shown == ["summary", "some words to store", "some words to store"]
+    assert len(compactions.stored(connection, "")) == 31
 
 
 def test_sessions_of_one_file_do_not_slow_each_other_down():

@@ -480,6 +480,66 @@ async def test_compacting_renders_the_prompt_again(tmp_path: Path) -> None:
         assert "fresh" in await session.freeze_system_prompt()
 
 
+class FullStore:
+    """Keeps a prompt that it was given, and takes no other."""
+
+    def get(self) -> str:
+        return "the prompt"
+
+    def set(self, text: str) -> None:
+        raise OSError("disk full")
+
+
+async def test_a_summary_is_stored_though_the_prompt_cannot_be_rendered_again(tmp_path: Path) -> None:
+    told: list[Exception] = []
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m2"), fold("m1", "m3"))
+        session = automatic(owner, summarizer, threshold=100, token_counter=lambda messages, **_: 60 * len(messages))
+        session.with_cached_prompt(FullStore()).on_compaction_error(told.append)
+        await append(session, "m1", "m2")
+        assert owner.phases()[-4:] == ["idle", "compacting", "error", "idle"]
+        assert owner.frames[-1]["compacted"] == {"tokensBefore": 120}
+        assert [str(error) for error in told] == ["disk full"]
+        await append(session, "m3")  # at once, as after any run that has shortened something
+        assert len(await session.get_compactions()) == 2
+        assert len(told) == 2
+
+
+async def test_compacting_by_hand_returns_a_stored_summary_though_the_prompt_fails(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).with_cached_prompt(FullStore()).on_compaction(Summarizer(fold("m1", "m2")))
+        await append(session, "m1", "m2", "m3")
+        stored = await session.compact()
+        assert stored is not None
+        assert stored.to_message_id == "m2"
+        assert await ids(session) == ["summary", "m3"]
+        assert owner.phases()[-3:] == ["compacting", "error", "idle"]
+        assert "compacted" in owner.frames[-1]
+
+
+@pytest.mark.parametrize("is_builtin", [True, False])
+async def test_a_summary_of_what_the_function_was_not_given_is_dropped(tmp_path: Path, is_builtin: bool) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "new"), fold("m1", "m2"))
+        provider: Any = AgentSessionProvider(owner)
+        session = Session.create(provider if is_builtin else Documented(provider)).on_compaction(summarizer)
+        await append(session, "m1", "m2", "m3", "m4")
+        assert await while_running(session, summarizer, session.append_message(text("new"))) is None
+        assert await session.get_compactions() == []
+        assert await while_running(session, summarizer, session.append_message(text("newer"))) is not None
+
+
+async def test_a_range_may_begin_at_what_a_summary_hides_if_nothing_before_its_end_changes(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m2"), fold("m2", "m3"), fold("m2", "m4"))
+        session = Session.create(owner).on_compaction(summarizer)
+        await append(session, "m1", "m2", "m3", "m4", "m5")
+        assert await session.compact() is not None
+        assert await while_running(session, summarizer, session.update_message(text("m3", "changed"))) is None
+        assert await while_running(session, summarizer, session.update_message(text("m5", "changed"))) is not None
+        assert await ids(session) == ["summary", "m5"]
+
+
 async def test_a_function_that_takes_a_context_is_given_the_counter(tmp_path: Path) -> None:
     given: list[Any] = []
 

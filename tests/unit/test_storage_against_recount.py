@@ -143,7 +143,8 @@ class Machine:
 
     def awaited(self, session: str, model: Model) -> None:
         """Append a message whose id an overlay names that has not applied so far."""
-        missing = [item["to"] for item in model.overlays if model.find(item["to"]) is None]
+        ends = [item[end] for item in model.overlays for end in ("from", "to")]
+        missing = [end for end in ends if model.find(end) is None]
         if missing:
             message = self.message(self.random.choice(missing))
             model.append(message, model.rows[-1].id if model.rows else None)
@@ -176,6 +177,8 @@ class Machine:
             ends = self.some_id(model), self.some_id(model)
             if self.random.random() < 0.5:
                 ends = ends[0], f"later{self.count}"
+            elif self.random.random() < 0.3:
+                ends = f"soon{self.count}", f"later{self.count}"
         summary = " ".join(self.random.choices(WORDS, k=self.random.randrange(4)))
         stored = compactions.add(self.connection, session, summary, *ends)
         model.overlays.append({"id": stored["id"], "summary": summary, "from": ends[0], "to": ends[1]})
