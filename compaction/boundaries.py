@@ -99,45 +99,57 @@ def head_end(messages: Sequence[Message], protect_head: int) -> int:
 def foldable(messages: Sequence[Message], head: int, cut: int) -> tuple[int, int] | None:
     """The range ``start … end`` (exclusive, at most ``cut``) that may be replaced by one summary, or None.
 
-    Invariant: after the replacement each result has its call before it, and each call its result, where they had one; and no call
-    that waits is in the range. Calls of the head keep their results and results of the tail their calls, however far away.
+    Invariant of a range, so that after the replacement each result has its call before it, and each call its result, where they
+    had one:
+
+    1. It holds no call whose result is behind it (unless that result can stand alone).
+    2. It holds no result whose call is before it.
+    3. It holds no call that waits.
+    4. Its last message is no summary.
 
     The range begins at ``head`` (see `head_end`), or after it where a call of the head has its answer later. But a new summary
     replaces the earliest one that applies, so where the range cannot begin after that one, it takes such a call along.
-    The last message of the range is never a summary.
+
+    Why the order of the steps is right: 2 and 3 hold for every smaller end as well, and `_end` establishes 1 and 4. So the
+    start is made right for an end (2), and ends are only taken back from there, each time by `_end`.
     """
     waiting = [place.message for place in waiting_and_abandoned(messages)[0]]
     bound = pairs(messages)
     summary = next((index for index in range(head, cut) if is_compaction_message(messages[index])), None)
-    last = cut
-    start = _advance(bound, head, _end(messages, bound, head, last))
-    cut = _end(messages, bound, start, _before(waiting, start, last))
+
+    last = _end(messages, bound, head, cut)
+    start = _advance(bound, head, last)  # has 2 with `last`, and so with every end before it
+    end = _end(messages, bound, start, _before(waiting, start, last))  # not after `last`
+
     if summary is not None and start > summary:
-        cut = _end(messages, bound, head, _before(waiting, head, last))
-        start = _extend(bound, head, cut)
-        if not _is_closed(bound, waiting, start, cut):
-            start = head
+        # The range must hold the summary, so it cannot begin after the calls of the head that broke 2: it takes them along.
+        start, end = head, _end(messages, bound, head, _before(waiting, head, last))
+        wider = _extend(bound, head, end)
+        if _is_closed(bound, waiting, wider, end):
+            start = wider
+        else:  # they bring in what breaks 1 or 3, so the range ends before the first of their results
             first = min(pair.result for pair in bound if pair.call < head <= pair.result)
-            cut = _end(messages, bound, head, min(cut, first))
-    if all(is_compaction_message(message) for message in messages[start:cut]):
+            end = _end(messages, bound, head, min(end, first))
+    if all(is_compaction_message(message) for message in messages[start:end]):
         return None
-    return start, cut
+    return start, end
 
 
 def _before(waiting: list[int], start: int, cut: int) -> int:
-    """``cut``, or the first call behind ``start`` that waits if it comes before."""
+    """``cut``, or the first call from ``start`` on that waits if it comes before: there no range can go on (3)."""
     return min([cut, *(index for index in waiting if index >= start)])
 
 
 def _end(messages: Sequence[Message], bound: list[Pair], start: int, cut: int) -> int:
-    """The last end, at most ``cut``, that leaves each result of the tail its call and is not after a summary."""
+    """The last end, at most ``cut``, of a range from ``start`` that has 1 and 4."""
     cut = _retreat(bound, start, cut)
     while cut > start and is_compaction_message(messages[cut - 1]):
-        cut -= 1  # a summary is no part of a pair
+        cut -= 1  # a summary is no part of a pair, so 1 still holds
     return cut
 
 
 def _retreat(bound: list[Pair], start: int, cut: int) -> int:
+    """The last end that leaves each result behind it its call (1): later calls first, for each only brings in earlier ones."""
     for pair in sorted(bound, key=lambda pair: -pair.call):
         if pair.needs_call and start <= pair.call < cut <= pair.result:
             cut = pair.call
@@ -145,15 +157,15 @@ def _retreat(bound: list[Pair], start: int, cut: int) -> int:
 
 
 def _advance(bound: list[Pair], start: int, cut: int) -> int:
-    """The first start that leaves each call of the head its results."""
-    for pair in bound:  # in the order of their results
+    """The first start that leaves each call before it its results (2): in the order of results, for each only adds later ones."""
+    for pair in bound:
         if pair.call < start <= pair.result < cut:
             start = pair.result + 1
     return start
 
 
 def _extend(bound: list[Pair], start: int, cut: int) -> int:
-    """The last start that takes along each call whose result the range holds."""
+    """The last start, at most ``start``, that takes along each call whose result the range holds (2)."""
     for pair in sorted(bound, key=lambda pair: -pair.call):
         if pair.call < start <= pair.result < cut:
             start = pair.call
@@ -161,7 +173,7 @@ def _extend(bound: list[Pair], start: int, cut: int) -> int:
 
 
 def _is_closed(bound: list[Pair], waiting: list[int], start: int, cut: int) -> bool:
-    """Whether the range parts no pair and holds no call that waits."""
+    """Whether the range has 1 and 3."""
     inside = range(start, cut)
     return not any(index in inside for index in waiting) and not any(
         pair.call in inside and pair.result >= cut and pair.needs_call for pair in bound

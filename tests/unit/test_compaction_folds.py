@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compaction import CompactResult, create_compact_function, is_compaction_message
-from compaction.tool_pairs import ABANDONED_AFTER, APPROVAL_ABANDONED_AFTER
+from compaction.boundaries import foldable, head_end
+from compaction.tool_pairs import ABANDONED_AFTER, APPROVAL_ABANDONED_AFTER, pairs, waiting_and_abandoned
 
-EXAMPLES = 5_000 if os.environ.get("PERDURE_LONG") else 150
+EXAMPLES = 5_000 if os.environ.get("PERDURE_LONG") else 75
 bounded = settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -73,6 +74,46 @@ budgets = {
 @given(histories(), st.fixed_dictionaries(budgets))
 def test_a_fold_parts_no_pair_and_hides_no_call_that_waits(history: History, options: dict[str, int]) -> None:
     fold, _ = compacted(history.messages, **options)
+    if fold is not None:
+        check_fold(history, hidden_by(history.messages, fold))
+
+
+def is_sound(messages: list[Message], start: int, end: int) -> bool:
+    """The invariant of `foldable`, in the words of its docstring."""
+    inside = range(start, end)
+    waiting = {place.message for place in waiting_and_abandoned(messages)[0]}
+    for pair in pairs(messages):
+        if pair.call in inside and pair.result >= end and pair.needs_call:
+            return False
+        if pair.call < start and pair.result in inside:
+            return False
+    return waiting.isdisjoint(inside) and not is_compaction_message(messages[end - 1])
+
+
+@bounded
+@given(histories(), st.integers(0, 6), st.integers(0, 30))
+def test_a_range_is_sound_and_as_large_as_it_can_be(history: History, protect_head: int, cut: int) -> None:
+    messages = history.messages
+    head, cut = head_end(messages, protect_head), min(cut, len(messages))
+    found = foldable(messages, head, cut)
+    if found is not None:
+        assert is_sound(messages, *found)
+        assert found[1] <= cut
+    if not any(map(is_compaction_message, messages)):
+        ends = [end for end in range(head + 1, cut + 1) if is_sound(messages, head, end)]
+        if ends:  # a range can begin at the head, so one is found, and it is not smaller than it must be
+            assert found is not None
+            assert found[0] > head or found[1] == max(ends)
+
+
+@bounded
+@given(histories(), st.fixed_dictionaries(budgets))
+def test_a_fold_that_is_made_smaller_to_fit_a_prompt_parts_no_pair(history: History, options: dict[str, int]) -> None:
+    for message in history.messages:
+        if "text" in message["parts"][0]:
+            message["parts"][0]["text"] += " and so on" * 200
+    fold, prompt = compacted(history.messages, max_prompt_chars=10_000, **options)
+    assert len(prompt) <= 10_000
     if fold is not None:
         check_fold(history, hidden_by(history.messages, fold))
 
