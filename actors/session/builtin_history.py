@@ -8,12 +8,14 @@ import orjson
 
 from actors.session import late_results
 from actors.session.history import History, Rewrite, Written
+from actors.session.postgres_history import PostgresHistory
 from actors.session.seen import SeenHistory
 from compaction import CompactResult, Usage
 from compaction.overlays import place_overlay
 from storage import access, compactions, containing, leaves, message_tree, notes, paths, sessions, visibility
 from storage.history import visible_json
 from storage.messages import AgentSessionProvider
+from storage.postgres import PostgresSessionProvider
 from storage.records import Appended, JsonObject, Latest
 
 T = TypeVar("T")
@@ -140,7 +142,9 @@ class BuiltinHistory(History):
 
 
 def history_of(provider: Any) -> History:
-    return BuiltinHistory(provider) if isinstance(provider, AgentSessionProvider) else History(provider)
+    if isinstance(provider, AgentSessionProvider):
+        return BuiltinHistory(provider)
+    return PostgresHistory(provider) if isinstance(provider, PostgresSessionProvider) else History(provider)
 
 
 def _written(appended: Appended) -> Written:
