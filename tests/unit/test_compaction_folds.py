@@ -99,11 +99,10 @@ def test_a_range_is_sound_and_as_large_as_it_can_be(history: History, protect_he
     if found is not None:
         assert is_sound(messages, *found)
         assert found[1] <= cut
-    if not any(map(is_compaction_message, messages)):
+    is_answered_later = any(pair.call < head <= pair.result < cut for pair in pairs(messages))
+    if not is_answered_later and not any(map(is_compaction_message, messages)):
         ends = [end for end in range(head + 1, cut + 1) if is_sound(messages, head, end)]
-        if ends:  # a range can begin at the head, so one is found, and it is not smaller than it must be
-            assert found is not None
-            assert found[0] > head or found[1] == max(ends)
+        assert found == ((head, max(ends)) if ends else None)
 
 
 @bounded
@@ -185,6 +184,21 @@ def test_thirty_results_of_one_message_stay_with_their_calls_wherever_the_cut_fa
     messages = [*talk(3), *group, *talk(6, "n")]
     whole = {message["id"] for message in group}
     for min_tail in range(len(messages)):
+        folded = set(folded_ids(messages, **{**TIGHT, "min_tail_messages": min_tail}))
+        assert folded.isdisjoint(whole) or whole <= folded, min_tail
+    for head in range(len(messages)):
+        folded = set(folded_ids(messages, **{**TIGHT, "protect_head": head}))
+        assert folded.isdisjoint(whole) or whole <= folded, head
+
+
+def test_calls_whose_answers_cross_are_all_kept_or_all_folded() -> None:
+    crossing = [call("c0", "k0")]  # each is answered after the next one is made
+    for number in range(1, 6):
+        crossing += [call(f"c{number}", f"k{number}"), result(f"r{number - 1}", f"k{number - 1}")]
+    crossing.append(result("r5", "k5"))
+    messages = [*talk(3), *crossing, *talk(4, "n")]
+    whole = {message["id"] for message in crossing}
+    for min_tail in range(1, len(messages)):
         folded = set(folded_ids(messages, **{**TIGHT, "min_tail_messages": min_tail}))
         assert folded.isdisjoint(whole) or whole <= folded, min_tail
     for head in range(len(messages)):
