@@ -405,12 +405,18 @@ async def test_a_late_result_is_known_by_its_call_and_not_by_its_text(tmp_path: 
 
 
 async def test_a_late_result_whose_call_was_deleted_stays_told_as_text(tmp_path: Path) -> None:
-    async with abandoned(tmp_path) as (session, _):
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner)
+        for message in (text("m0"), call("c", "c1"), text("m1"), text("m2")):
+            await session.append_message(message)
+        await session.add_compaction("s", "m0", "m2")
         await session.append_message(result("late", "c1"))
         await session.delete_messages(["c"])
         await session.delete_messages([await branch_off_before_the_end(session)])
         assert [row["fromMessageId"] for row in await session.get_compactions()] == ["late"]
-        assert (await session.get_history("late"))[-1]["parts"][0]["text"].startswith("[Late result")
+        *others, late = await session.get_history("late")
+        assert [entry["id"] for entry in others] == ["m0", "m1"]
+        assert late["parts"][0]["text"].startswith("[Late result")
 
 
 async def test_a_summary_by_hand_that_shows_a_call_again_shows_its_late_result(tmp_path: Path) -> None:

@@ -531,13 +531,14 @@ async def test_a_summary_of_what_the_function_was_not_given_is_dropped(tmp_path:
 
 async def test_a_range_may_begin_at_what_a_summary_hides_if_nothing_before_its_end_changes(tmp_path: Path) -> None:
     async with opened(tmp_path) as owner:
-        summarizer = Summarizer(fold("m1", "m2"), fold("m2", "m3"), fold("m2", "m4"))
+        summarizer = Summarizer(fold("m1", "m2"), *[fold("m2", "m4")] * 3)
         session = Session.create(owner).on_compaction(summarizer)
-        await append(session, "m1", "m2", "m3", "m4", "m5")
+        await append(session, "m0", "m1", "m2", "m3", "m4", "m5")
         assert await session.compact() is not None
+        assert await while_running(session, summarizer, session.update_message(text("m0", "changed"))) is None
         assert await while_running(session, summarizer, session.update_message(text("m3", "changed"))) is None
         assert await while_running(session, summarizer, session.update_message(text("m5", "changed"))) is not None
-        assert await ids(session) == ["summary", "m5"]
+        assert await ids(session) == ["m0", "summary", "m5"]
 
 
 async def test_a_function_that_takes_a_context_is_given_the_counter(tmp_path: Path) -> None:
