@@ -977,6 +977,25 @@ async def test_a_turn_whose_question_is_deleted_meanwhile_ends_and_leaves_nothin
             assert told(server, 1)[-1] == "1 + 2?"
 
 
+async def test_the_model_is_not_asked_for_a_reply_that_was_deleted_between_two_steps(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answer(calls=[("c1", "add", '{"a": 1, "b": 2}')])
+    async with chatting(tmp_path, server) as hall:
+        session = hall.conversation._agent.session
+        tools = session.tools
+
+        async def deleting() -> Any:
+            if server.requests:
+                await session.delete_messages(["q1-reply"])
+            return await tools()
+
+        monkeypatch.setattr(session, "tools", deleting)
+        assert "no message 'q1-reply'" in await failed(hall, "1 + 2?", "q1")
+        assert len(server.requests) == 1
+        assert await history(hall) == [text("q1", "1 + 2?")]
+
+
 async def test_a_conversation_with_a_turn_hibernates_in_bounded_time_also_when_its_tools_end_never(
     server: ModelServer, tmp_path: Path
 ) -> None:
