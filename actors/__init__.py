@@ -1,6 +1,7 @@
 """What acts: sessions, conversations, their actors and the gateway."""
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,14 +72,17 @@ __all__ = [
 async def connect(agent: str, name: str, *, data: str | os.PathLike[str] | None = None) -> "ConversationHandle":
     """A handle of a conversation, for trusted code inside the cluster (a Ray job, driver or actor). See `ConversationHandle`.
 
-    ``data``: the data folder of a `perdure serve` on this machine, whose Ray is joined; before anything else imports Ray.
-    Raises `NotServed` when there is no server, and never starts a Ray of its own.
+    ``data``: the data folder of a `perdure serve` on this machine, whose Ray is joined. Without it, the Ray that this program is
+    connected to is used, else the one that ``RAY_ADDRESS`` names. Raises `NotServed` when there is no server, `CannotStart` when
+    that Ray does not answer in time, and never starts a Ray of its own.
     """
     # Imported here, since whoever has no Ray need not import it, and since Ray reads its settings when it is imported.
-    if data is not None:
-        from actors.cluster.ray_environment import read_variables_for_drivers
+    from actors.cluster.ray_environment import address_to_join, read_variables_for_drivers
 
+    if data is not None:
         read_variables_for_drivers(Path(data))
+    elif "ray" not in sys.modules:
+        address_to_join()  # without one there is nothing to import Ray for
     from actors.cluster.handle import connect as connect_in_cluster
 
     return await connect_in_cluster(agent, name)

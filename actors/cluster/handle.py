@@ -6,7 +6,6 @@ directly. It outlives hibernation, the actor's death and the gateway's: all thre
 
 import asyncio
 import functools
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,8 +17,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.calling import Status
 from actors.cluster.errors import NotServed
 from actors.cluster.placement import NAMESPACE, gateway_name, node_of
-from actors.cluster.ray_environment import joining_arguments
-from actors.cluster.reach import check_reachable
+from actors.cluster.ray_environment import address_to_join
+from actors.cluster.reach import join
 from actors.conversation.json_text import decode, encode
 from actors.errors import TryAgain
 from actors.session_calls import SessionCalls
@@ -39,22 +38,11 @@ async def connect(agent: str, name: str) -> "ConversationHandle":
     one. Raises `NotServed`, `CannotStart`, `UnknownAgent`, `Busy`. Handles are for trusted code: nobody asks for credentials.
     """
     if not ray.is_initialized():
-        _join_ray()
+        # Left to itself, Ray would start a cluster of its own, in which nobody serves anything.
+        await join(address_to_join())
     handle = ConversationHandle(agent, name)
     await handle._repeat(handle._place, is_idempotent=True)
     return handle
-
-
-def _join_ray() -> None:
-    """Left to itself, Ray would start a cluster of its own, in which nobody serves anything."""
-    address = os.environ.get("RAY_ADDRESS")
-    if not address:
-        raise NotServed(
-            "Ray is not connected: call ray.init() first, or name the data folder of a server on this machine, as in "
-            'connect("conversation", "alice", data="perdure-data").'
-        )
-    check_reachable(address)
-    ray.init(**joining_arguments(address))
 
 
 class ConversationHandle(SessionCalls):

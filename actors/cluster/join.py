@@ -1,5 +1,6 @@
 """A server on a Ray cluster that somebody else runs: a detached controller, found by its name."""
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -15,7 +16,7 @@ from actors.cluster.errors import CannotStart, GaveUp, ServerError
 from actors.cluster.options import NodeOptions
 from actors.cluster.parent_death import end_with_parent
 from actors.cluster.placement import CONTROLLER_NAME, NAMESPACE, THE_NODE
-from actors.cluster.reach import check_reachable
+from actors.cluster.reach import join
 
 _ANSWER_SECONDS = 10.0
 
@@ -110,12 +111,8 @@ def _told(error: RayError, otherwise: ServerError) -> ServerError:
 @contextlib.contextmanager
 def _joined(address: str, folder: Any) -> Iterator[None]:
     """Connected to the cluster; from another folder, since Ray puts the current one first on its workers' path."""
-    check_reachable(address)
-    try:
-        with contextlib.chdir(folder) if folder is not None else contextlib.chdir(os.sep):
-            ray.init(**environment.joining_arguments(address))
-    except (ConnectionError, RayError, RuntimeError, ValueError) as exc:
-        raise CannotStart(f"There is no Ray cluster to reach at {address}: {str(exc).splitlines()[0]}") from exc
+    with contextlib.chdir(folder) if folder is not None else contextlib.chdir(os.sep):
+        asyncio.run(join(address))
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,16 +55,64 @@ def write_variables_for_drivers(data: Path, address: str) -> None:
 
 
 def read_variables_for_drivers(data: Path) -> None:
-    """Take over what `write_variables_for_drivers` has written. Before ``import ray``. Raises `NotServed`."""
+    """Take over what `write_variables_for_drivers` has written, whether Ray was imported before or not.
+
+    Raises `NotServed`; also when this program is connected to another Ray than that of this folder.
+    """
     try:
         lines = (data / "ray.env").read_text().splitlines()
     except OSError as exc:
         raise NotServed(
             f"No server of this machine runs on the data folder {data}: there is no ray.env in it."
         ) from exc
-    for line in lines:
-        name, _, value = line.partition("=")
-        os.environ[name] = value
+    variables = dict(line.split("=", 1) for line in lines if "=" in line)
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        _require_connected_to(variables.get("RAY_ADDRESS", ""), data)
+        return
+    os.environ.update(variables)
+    if ray is not None:
+        _tell_imported_ray(data)
+
+
+def _require_connected_to(address: str, data: Path) -> None:
+    ray = importlib.import_module("ray")
+    connected = getattr(ray.get_runtime_context(), "gcs_address", None)  # a Ray client has none
+    if connected != address:
+        raise NotServed(
+            f"This program is connected to another Ray than that of {data}, which is at {address}: "
+            "call ray.shutdown() first, or leave out data=."
+        )
+
+
+def _tell_imported_ray(data: Path) -> None:
+    """Let Ray read again what it has read when it was imported.
+
+    Otherwise it would look for the cluster at this machine's address instead of the loopback one, and without the token.
+    """
+    try:
+        constants: Any = importlib.import_module("ray._private.ray_constants")
+        core: Any = importlib.import_module("ray._raylet")
+        has_address = constants.env_bool(constants.ENABLE_RAY_CLUSTERS_ENV_VAR, constants.ENABLE_RAY_CLUSTER)
+        core.Config.initialize("")
+        core.AuthenticationTokenLoader.instance().reset_cache()
+    except (ImportError, AttributeError) as exc:  # a Ray that is built differently
+        raise NotServed(
+            f"Ray was imported before, with other settings than those of {data}: call connect before anything imports Ray, "
+            f"or start this program with the variables of {data / 'ray.env'}."
+        ) from exc
+    constants.ENABLE_RAY_CLUSTER = has_address
+
+
+def address_to_join() -> str:
+    """The one that the user's environment names. Raises `NotServed`, and needs no Ray."""
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        raise NotServed(
+            "Ray is not connected: call ray.init() first, or name the data folder of a server on this machine, as in "
+            'connect("conversation", "alice", data="perdure-data").'
+        )
+    return address
 
 
 def set_variables(variables: dict[str, str]) -> None:
