@@ -27,9 +27,6 @@ _IDLE: Final = 0
 """libpq's status of a connection that is in no transaction."""
 _GONE: Final = ("42P01", "42703")
 _PROBLEM: Final = re.compile(r"perdure:(\w+)")
-_ISOLATION: Final = PostgresFailed(
-    "isolation", "writes of a conversation need READ COMMITTED; the transaction that they are part of has another level"
-)
 
 
 class PostgresConnection(Protocol):
@@ -38,12 +35,21 @@ class PostgresConnection(Protocol):
     async def execute(self, query: str, args: Sequence[Value] = ..., /) -> Any: ...
 
 
-class Client:
-    """Statements over one client. What is known of its tables is shared by all providers over it."""
+class Shared:
+    """What all providers over one object have in common. It must not hold the object, which would then never go."""
 
     def __init__(self) -> None:
         self.tables = Tables()
-        self._making = asyncio.Lock()
+        self.making = asyncio.Lock()
+        self.turn = asyncio.Lock()
+
+
+class Client:
+    """Statements over one client. What is known of its tables is shared by all providers over it."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.tables = shared.tables
+        self._making = shared.making
 
     async def ready(self, *names: str) -> Tables:
         """The tables of these names, made if they are missing. Raises MissingTables."""
@@ -111,10 +117,10 @@ class PsycopgClient(Client):
     In a transaction that the caller has begun, what is written is part of it.
     """
 
-    def __init__(self, connection: Any) -> None:
-        super().__init__()
+    def __init__(self, connection: Any, shared: Shared) -> None:
+        super().__init__(shared)
         self._connection = connection
-        self._turn = asyncio.Lock()
+        self._turn = shared.turn
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
@@ -143,7 +149,7 @@ class PsycopgClient(Client):
                         await _run(connection, _READ_COMMITTED, ())
                     (locked,) = await _run(connection, _LOCK, (lock,))
                     if locked["isolation"] != "read committed":
-                        raise _ISOLATION
+                        raise _other_isolation()
                     result = await run(connection)
                     is_committing = is_own
             return result
@@ -179,8 +185,8 @@ class PoolClient(PsycopgClient):
 class BareClient(Client):
     """An object that runs one statement at a time and promises nothing about the next: each write is one block."""
 
-    def __init__(self, run: Callable[[str, list[Value]], Any], styled: Callable[[str], str]) -> None:
-        super().__init__()
+    def __init__(self, run: Callable[[str, list[Value]], Any], styled: Callable[[str], str], shared: Shared) -> None:
+        super().__init__(shared)
         self._run = run
         self._styled = styled
 
@@ -204,41 +210,47 @@ class BareClient(Client):
         if problem is None:
             raise failure
         if problem[1] == "isolation":
-            raise _ISOLATION
+            raise _other_isolation()
         return problem[1]
 
     async def _define(self, statement: str) -> None:
         await _settled(self._run(statement, []))
 
 
-_CLIENTS: WeakKeyDictionary[Any, Client] = WeakKeyDictionary()
+def _other_isolation() -> PostgresFailed:
+    return PostgresFailed(
+        "isolation",
+        "writes of a conversation need READ COMMITTED; the transaction that they are part of has another level",
+    )
+
+
+_SHARED: WeakKeyDictionary[Any, Shared] = WeakKeyDictionary()
 
 
 def client_of(client: Any) -> Client:
-    """The one `Client` over an object. Raises InvalidArgument for what is none of the four kinds."""
-    if isinstance(client, Client):
-        return client
+    """A `Client` over an object. Raises InvalidArgument for what is none of the four kinds."""
+    return client if isinstance(client, Client) else _adapted(client, _shared(client))
+
+
+def _shared(client: Any) -> Shared:
     try:
-        known = _CLIENTS.get(client)
-        if known is None:
-            known = _CLIENTS.setdefault(client, _adapted(client))
-        return known
+        return _SHARED.setdefault(client, Shared())
     except TypeError:  # cannot be a weak key: what is known of its tables is then each provider's own
-        return _adapted(client)
+        return Shared()
 
 
-def _adapted(client: Any) -> Client:
+def _adapted(client: Any, shared: Shared) -> Client:
     if isinstance(client, type):
         raise InvalidArgument(f"A PostgreSQL client is an object, not the class {client.__name__}.")
     if _has(client, "connection", "getconn", "putconn"):
-        return PoolClient(_asynchronous(client, client.getconn, "psycopg_pool.AsyncConnectionPool"))
+        return PoolClient(_asynchronous(client, client.getconn, "psycopg_pool.AsyncConnectionPool"), shared)
     if _has(client, "cursor", "transaction") and hasattr(client, "pgconn"):
-        return PsycopgClient(_asynchronous(client, client.execute, "psycopg.AsyncConnection"))
+        return PsycopgClient(_asynchronous(client, client.execute, "psycopg.AsyncConnection"), shared)
     if not _has_any(client, "fetch", "fetchone", "fetchall", "executescript", "executemany"):
         if _has(client, "execute"):
-            return BareClient(client.execute, str)
+            return BareClient(client.execute, str, shared)
         if _has(client, "query"):
-            return BareClient(client.query, numbered)
+            return BareClient(client.query, numbered, shared)
     raise InvalidArgument(
         f"A PostgreSQL client is a psycopg.AsyncConnection, a psycopg_pool.AsyncConnectionPool, or an object with "
         f"execute(query, args) or query(text, values) that gives an object with rows, not {type(client).__name__}."

@@ -1,8 +1,11 @@
 """What needs no server: placeholders, escaped texts, which objects are clients, which errors mean what."""
 
 import asyncio
+import gc
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -126,9 +129,34 @@ async def test_an_answer_without_rows_is_said_to_be_one(answer: Any) -> None:
 
 def test_providers_over_one_object_share_what_is_known_of_it() -> None:
     client = Answers()
-    assert client_of(client) is client_of(client)
-    assert client_of(client) is not client_of(Answers())
+    assert client_of(client).tables is client_of(client).tables
+    assert client_of(client).tables is not client_of(Answers()).tables
     assert isinstance(client_of(client), BareClient)
+
+
+def pool() -> Any:
+    return AsyncConnectionPool("host=nowhere", open=False)
+
+
+def connection() -> Any:
+    bare = psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=1")
+    bare.finish()  # an open one warns when it goes
+    return psycopg.AsyncConnection(bare)
+
+
+@pytest.mark.parametrize("make", [Answers, pool, connection])
+async def test_a_client_goes_once_nobody_holds_it_or_its_providers(make: Callable[[], Any]) -> None:
+    clients = [make() for _ in range(100)]
+    for client in clients:
+        PostgresSessionProvider(client)
+        PostgresContextProvider(client, "x")
+        PostgresSearchProvider(client)
+    left = weakref.WeakSet(clients)
+    assert len(left) == 100
+    del client
+    clients.clear()
+    gc.collect()
+    assert len(left) == 0
 
 
 async def test_a_pool_is_told_from_a_connection() -> None:

@@ -1,6 +1,7 @@
 """Tables that are missing, roles that may little, connections that are lost: what PostgreSQL's providers do then."""
 
 import asyncio
+import contextlib
 import logging
 import traceback
 from collections.abc import AsyncIterator
@@ -387,6 +388,24 @@ async def test_other_isolation_levels_are_set_right_or_refused(postgres: Postgre
     async with postgres_clients.client("execute", schema, role) as client:
         with pytest.raises(PostgresFailed, match="READ COMMITTED"):
             await PostgresSessionProvider(client).append_message(message("b"))
+
+
+@pytest.mark.parametrize("kind", ["connection", "execute"])
+async def test_a_refusal_keeps_nothing_of_an_earlier_one(postgres: PostgresServer, schema: str, kind: str) -> None:
+    role = f"strict_{kind}_{schema}"
+    postgres.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    postgres.execute(f"ALTER ROLE {role} SET default_transaction_isolation = 'repeatable read'")
+    async with postgres_clients.client(kind, schema, role) as client:
+        provider = PostgresSessionProvider(client)
+        await provider.get_history()
+        begun = client.transaction() if kind == "connection" else contextlib.nullcontext()
+        lengths = []
+        async with begun:
+            for _ in range(3):
+                with pytest.raises(PostgresFailed, match="READ COMMITTED") as caught:
+                    await provider.append_message(message("b"))
+                lengths.append(len(list(traceback.walk_tb(caught.tb))))
+        assert lengths == [lengths[0]] * 3
 
 
 async def test_a_statement_that_is_refused_is_told_without_what_was_stored(
