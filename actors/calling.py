@@ -90,6 +90,7 @@ class Calls:
         self._open: dict[str, Call] = {}  # in the order in which they were made
         self._ready: deque[Call | bytes] = deque()  # a call, or a state frame
         self._is_ready = asyncio.Event()
+        self._end_of_statuses: ActorsError | None = None
         self._last_status: Status | None = None
         self._subscribers: set[_Newest] = set()
 
@@ -129,14 +130,18 @@ class Calls:
         self.state = value
         self._make_ready(b'{"state":%b,"type":"cf_agent_state"}' % encode(value))
 
-    def end(self, error: ActorsError) -> None:
-        """No socket will be opened any more: everything that waits fails with ``error``."""
+    def end(self, error: ActorsError, *, is_wanted: bool = False) -> None:
+        """No socket will be opened any more: every call that waits fails with ``error``.
+
+        So do subscriptions, unless this is what the user wanted: then they end.
+        """
         if self.ended is None:
             self.ended = error
+            self._end_of_statuses = None if is_wanted else error
             for call in list(self._open.values()):
                 call.fail(error)
             for subscriber in self._subscribers:
-                subscriber.end(error)
+                subscriber.end(self._end_of_statuses)
 
     # ---- to and from the socket -----------------------------------------------------------------------------
 
@@ -229,7 +234,7 @@ class Calls:
             if self._last_status is not None:
                 subscriber.put(self._last_status)
             if self.ended is not None:
-                subscriber.end(self.ended)
+                subscriber.end(self._end_of_statuses)
             yield subscriber
         finally:
             self._subscribers.discard(subscriber)
@@ -276,6 +281,7 @@ class _Newest:
 
     def __init__(self) -> None:
         self._items: deque[Status] = deque(maxlen=_KEPT_STATUSES)
+        self._is_ended = False
         self._error: ActorsError | None = None
         self._changed = asyncio.Event()
 
@@ -283,14 +289,17 @@ class _Newest:
         self._items.append(status)
         self._changed.set()
 
-    def end(self, error: ActorsError) -> None:
-        self._error = error
+    def end(self, error: ActorsError | None) -> None:
+        self._is_ended, self._error = True, error
         self._changed.set()
 
-    async def get(self) -> Status:
+    async def get(self) -> Status | None:
+        """The next one; None at the end. Raises what it ended with."""
         while not self._items:
             if self._error is not None:
                 raise self._error
+            if self._is_ended:
+                return None
             self._changed.clear()
             await self._changed.wait()
         return self._items.popleft()

@@ -109,8 +109,8 @@ class Client(SessionCalls):
         await self.close()
 
     async def close(self) -> None:
-        """Close the socket for good. Calls that still wait raise ConnectionLost."""
-        self._calls.end(ConnectionLost("this client was closed"))
+        """Close the socket for good. Calls that still wait raise ConnectionLost; `status` ends."""
+        self._calls.end(ConnectionLost("this client was closed"), is_wanted=True)
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.wait([self._runner])
@@ -126,12 +126,18 @@ class Client(SessionCalls):
 
         ``timeout``: seconds, instead of ``call_seconds``. ``is_idempotent``: repeat it also when its outcome is unknown.
         """
+        self._require_entered()
         call = Call(method, list(arguments), is_idempotent=is_idempotent)
         return await self._calls.run(call, self._call_seconds if timeout is None else timeout)
 
     def stream(self, method: str, *arguments: Any) -> Stream:
         """Call a streaming method: iterate over its chunks; `Stream.result` is its last value afterwards."""
+        self._require_entered()
         return Stream(self._calls, Call(method, list(arguments), is_idempotent=False))
+
+    def _require_entered(self) -> None:
+        if self._runner is None and self._calls.ended is None:  # nobody opens a socket
+            raise InvalidArgument("Enter the client first: `async with Client(...) as chat:`.")
 
     async def _invoke(self, method: str, arguments: list[Any], *, is_idempotent: bool) -> Any:
         return await self.call(method, *arguments, is_idempotent=is_idempotent)
@@ -141,11 +147,13 @@ class Client(SessionCalls):
     async def status(self) -> AsyncIterator[Status]:
         """Live token usage: the last status that was seen, if any, then each new one, until the client is closed.
 
-        A consumer that does not keep up misses old ones, never the newest.
+        A consumer that does not keep up misses old ones, never the newest. Raises ConnectionLost when the server ends the
+        connection for good.
         """
+        self._require_entered()
         with self._calls.subscribe() as queue:
-            while True:
-                yield await queue.get()
+            while (status := await queue.get()) is not None:
+                yield status
 
     @property
     def state(self) -> Any:
@@ -154,6 +162,7 @@ class Client(SessionCalls):
 
     def set_state(self, value: Any) -> None:
         """Replace the agent's state. There is no acknowledgement; a refusal is in `state_error`."""
+        self._require_entered()
         self._calls.set_state(value)
 
     @property

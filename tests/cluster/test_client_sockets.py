@@ -218,6 +218,41 @@ async def test_a_client_that_is_not_entered_goes_on_with_nothing():
     assert asyncio.all_tasks() == others
 
 
+async def test_a_client_that_was_never_entered_says_so_at_once():
+    chat = Client("ws://127.0.0.1:9", "conversation", "alice")
+    told = r"Enter the client first: `async with Client"
+    async with asyncio.timeout(1):
+        with pytest.raises(InvalidArgument, match=told):
+            await chat.get_history()
+        with pytest.raises(InvalidArgument, match=told):
+            chat.stream("count")
+        with pytest.raises(InvalidArgument, match=told):
+            chat.set_state(1)
+        with pytest.raises(InvalidArgument, match=told):
+            await anext(chat.status())
+        await chat.close()
+        with pytest.raises(ConnectionLost, match="this client was closed"):
+            await chat.get_history()
+
+
+async def test_following_the_status_ends_with_the_client():
+    async with running_gateway() as (_, _, url):
+        seen = []
+
+        async def follow(chat: Client) -> None:
+            async for status in chat.status():
+                seen.append(status.phase)
+
+        async with Client(url, "conversation", "alice") as chat:
+            following = asyncio.create_task(follow(chat))
+            await chat.append_message(message("m1"))
+            await until(lambda: seen)
+        async with asyncio.timeout(5):
+            await following
+        await follow(chat)  # what was seen last, and the end
+        assert seen == ["idle", "idle"]
+
+
 async def test_a_server_that_starts_late_is_waited_for():
     async with running_gateway() as (_, _, url):
         pass

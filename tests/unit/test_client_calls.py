@@ -234,6 +234,30 @@ async def test_statuses_reach_every_subscriber_and_a_slow_one_keeps_the_newest()
         assert (seen[-2].token_estimate, seen[-2].tokens_before, seen[-2].epoch, seen[-2].seq) == (999, 7, 3, 999)
 
 
+async def test_statuses_end_when_the_client_is_closed_and_raise_when_the_server_ends_it():
+    frame = {"type": "cf_agent_session", "phase": "idle", "tokenEstimate": 1, "tokenThreshold": None}
+    for is_wanted in (True, False):
+        wire = Wire()
+        with wire.calls.subscribe() as waiting, wire.calls.subscribe() as full:
+            next_status = asyncio.create_task(waiting.get())
+            await asyncio.sleep(0)
+            wire.calls.receive(frame)
+            assert (await next_status).token_estimate == 1
+            end = asyncio.create_task(waiting.get())
+            await asyncio.sleep(0)
+            wire.calls.end(ConnectionLost("why"), is_wanted=is_wanted)
+            assert (await full.get()).token_estimate == 1  # what was told before the end is seen
+            with wire.calls.subscribe() as late:
+                assert (await late.get()).token_estimate == 1
+                ends = [end, full.get(), late.get()]
+                for one in ends:
+                    if is_wanted:
+                        assert await one is None
+                    else:
+                        with pytest.raises(ConnectionLost, match="why"):
+                            await one
+
+
 async def test_the_state_is_the_one_seen_last():
     wire = Wire()
     wire.calls.receive({"type": "cf_agent_state", "state": {"n": 1}})
