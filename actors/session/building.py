@@ -61,6 +61,22 @@ class Parts:
     compactor: Compactor
     tools: ContextTools
 
+    @property
+    def session_id(self) -> str | None:
+        """Whose messages these are in the built-in storage; None in any other."""
+        provider = self.history.provider
+        return provider.session_id if isinstance(provider, AgentSessionProvider) else None
+
+    async def end(self) -> None:
+        """The session is going to be deleted: from here on nothing is started, and no prompt is kept."""
+        self.prompt.end()
+        await self.compactor.end()
+
+    def reopen(self) -> None:
+        """It was not deleted after all."""
+        self.prompt.reopen()
+        self.compactor.reopen()
+
 
 class SessionBuilder(Configurable):
     """The configuration of a session, and its parts."""

@@ -4,17 +4,15 @@ Each verb is one transaction. What is written through the manager needs the sess
 that same transaction; a `Session` from `get_session` knows nothing of rows.
 """
 
-import copy
 import logging
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias, TypedDict, TypeVar, overload
 
 from actors.session.blocks import ContextConfig
 from actors.session.building import Parts
-from actors.session.builtin_history import history_of
 from actors.session.configuration import (
     Configurable,
     Configuration,
@@ -25,6 +23,7 @@ from actors.session.configuration import (
     checked_label,
     checked_threshold,
 )
+from actors.session.held import HeldSessions
 from actors.session.history import Written
 from actors.session.past import PastSessions, search_tool
 from actors.session.session import Message, Session
@@ -82,7 +81,10 @@ class _CreateSession(Protocol):
 
 
 class _Create:
-    """On the class it makes a manager of an owner, on a manager a session."""
+    """On the class it makes a manager of an owner, on a manager a session.
+
+    The documented interface has both under the one name ``create``, and a Python class has one attribute of a name.
+    """
 
     @overload
     def __get__(self, instance: None, manager: type["SessionManager"]) -> Callable[[Any], "SessionManager"]: ...
@@ -101,6 +103,9 @@ class SessionManager(Configurable):
 
     Writes raise UnknownSession for an id that was never created; reads are then empty, `rename` does nothing, `delete` removes
     what there is. The empty id is the database's default session: built like the others, in no list, and not to be deleted.
+
+    ``owner`` and ``tag`` are filters of lists and no borders: `search`, the searchable history and ``session_search`` go over all
+    sessions of the database, whoever owns them. Those who may not see each other's messages need a database each.
     """
 
     create = _Create()
@@ -129,7 +134,7 @@ class SessionManager(Configurable):
         )
         self._owner = owner
         self._database = database_of(owner)
-        self._sessions: dict[str, _Held] = {}
+        self._sessions = HeldSessions(self._build, owner)
         self._history_label: str | None = None
         if cached_prompt is not False and cached_prompt is not None:
             self.with_cached_prompt(None if cached_prompt is True else cached_prompt)
@@ -142,7 +147,7 @@ class SessionManager(Configurable):
     # ---- configuration ----------------------------------------------------------------------------------------
 
     def with_searchable_history(self, label: str) -> Self:
-        """Give every session a block through which its model can search the messages of all sessions."""
+        """Give every session a block through which its model can search the messages of all sessions, whoever owns these."""
         self._refuse_once_used()
         self._history_label = checked_label(label)
         return self
@@ -217,22 +222,25 @@ class SessionManager(Configurable):
         session_id = _id(session_id)
         if not session_id:
             raise InvalidArgument("The default session is not one of the manager's; clear it instead.")
-        held = self._held(
+        self._sessions.get(
             session_id
         )  # what others write meanwhile goes through this one, which starts nothing any more
-        await held.parts.compactor.end()
+        using = self._using(session_id)
+        for parts in using:
+            await parts.end()
         try:
             existed = await self._write(lambda connection: sessions.delete(connection, session_id))
         except BaseException:
-            held.parts.compactor.reopen()
+            for parts in using:
+                parts.reopen()
             raise
-        self._sessions.pop(session_id, None)
+        self._sessions.forget(session_id)
         if existed:
             await self._build(session_id)._parts.compactor.after_write(Written(True, 0))
 
     def get_session(self, session_id: str) -> Session:
-        """The `Session` of an id, registered or not; the same object every time."""
-        held = self._held(_id(session_id))
+        """The `Session` of an id, registered or not; the same object as long as somebody holds it or it was used lately."""
+        held = self._sessions.get(_id(session_id))
         held.is_given = True
         return held.session
 
@@ -240,13 +248,13 @@ class SessionManager(Configurable):
 
     async def append(self, session_id: str, message: Message, parent_id: str | Latest | None = LATEST) -> str:
         """`Session.append_message`; the message's id."""
-        async with _Writing(self, session_id) as session:
+        async with self._sessions.writing(_id(session_id)) as session:
             await session.append_message(message, parent_id)
         return _message_id(message)
 
     async def upsert(self, session_id: str, message: Message, parent_id: str | Latest | None = LATEST) -> str:
         """Replace the message of that id where it is, or append it; its id."""
-        async with _Writing(self, session_id) as session:
+        async with self._sessions.writing(_id(session_id)) as session:
             await session.upsert_message(message, parent_id)
         return _message_id(message)
 
@@ -254,8 +262,10 @@ class SessionManager(Configurable):
         self, session_id: str, messages: Iterable[Message], parent_id: str | Latest | None = LATEST
     ) -> str | None:
         """Append messages, each after the one before it, all or none; the id of the last (if there are none, `parent_id`)."""
+        if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+            raise InvalidArgument("messages must be a list of messages")
         given = [*messages]
-        async with _Writing(self, session_id) as session:
+        async with self._sessions.writing(_id(session_id)) as session:
             await session.append_messages(given, parent_id)
         if given:
             return _message_id(given[-1])
@@ -274,12 +284,12 @@ class SessionManager(Configurable):
 
     async def clear_messages(self, session_id: str) -> None:
         """`Session.clear_messages`."""
-        async with _Writing(self, session_id) as session:
+        async with self._sessions.writing(_id(session_id)) as session:
             await session.clear_messages()
 
     async def delete_messages(self, session_id: str, message_ids: Ids) -> None:
         """`Session.delete_messages`."""
-        async with _Writing(self, session_id) as session:
+        async with self._sessions.writing(_id(session_id)) as session:
             await session.delete_messages(message_ids)
 
     # ---- forks, compaction, usage -----------------------------------------------------------------------------
@@ -297,7 +307,7 @@ class SessionManager(Configurable):
 
     async def add_compaction(self, session_id: str, summary: str, from_id: str, to_id: str) -> StoredCompaction:
         """`Session.add_compaction`."""
-        async with _Writing(self, session_id) as session:
+        async with self._sessions.writing(_id(session_id)) as session:
             return await session.add_compaction(summary, from_id, to_id)
 
     async def get_compactions(self, session_id: str) -> Overlays:
@@ -329,7 +339,7 @@ class SessionManager(Configurable):
     # ---- search -----------------------------------------------------------------------------------------------
 
     async def search(self, query: str, limit: int = 20) -> Results:
-        """Messages of all sessions that hold every word of `query`, the best first.
+        """Up to `limit` messages of all sessions, whoever owns these, that hold every word of `query`, the best first.
 
         Empty as well when the index cannot be read: the first time that is logged, every time `failed_searches` counts it.
         Raises InvalidArgument for a limit below zero.
@@ -353,11 +363,6 @@ class SessionManager(Configurable):
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
-    def _held(self, session_id: str) -> "_Held":
-        if session_id not in self._sessions:
-            self._sessions[session_id] = _Held(self._build(session_id), self._owner)
-        return self._sessions[session_id]
-
     def _build(self, session_id: str) -> Session:
         session = Session.create(self._owner).for_session(session_id)
         session._configuration = self._configuration.copy()
@@ -370,14 +375,20 @@ class SessionManager(Configurable):
     async def _begin(self, work: Callable[[sqlite3.Connection], forks.Begun]) -> SessionInfo:
         """Make a session out of another one, then tell its estimate, once."""
         begun = await self._write(work)
-        parts = self._held(begun.info.id).parts
+        parts = self._sessions.get(begun.info.id).parts
         await parts.compactor.after_write(Written(True, begun.appended.tokens))
         return begun.info
+
+    def _using(self, session_id: str) -> tuple[Parts, ...]:
+        """What everybody uses who has a `Session` of this id: this manager, and others over the same database."""
+        mine = self._sessions.get(session_id).parts
+        others = (user._parts for user in list(self._database.users) if isinstance(user, Session))
+        return (mine, *(each for each in others if each is not mine and each.session_id == session_id))
 
     def _provider(self, session_id: str) -> AgentSessionProvider:
         """The messages of a session, to be read; no `Session` is made for it."""
         session_id = _id(session_id)
-        held = self._sessions.get(session_id)
+        held = self._sessions.find(session_id)
         if held is None:
             return AgentSessionProvider(self._owner, session_id)
         provider: AgentSessionProvider = held.parts.history.provider
@@ -392,45 +403,6 @@ class SessionManager(Configurable):
 
     async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await access.write(self._database, work)
-
-
-class _Held:
-    """A session, and the same one for the manager's own writes: these need its row."""
-
-    def __init__(self, session: Session, owner: Any) -> None:
-        self.session = session
-        self.is_given = False  # somebody else has it, and must get the same one again
-        self._owner = owner
-        self._registered: Session | None = None
-
-    @property
-    def parts(self) -> Parts:
-        return self.session._parts
-
-    @property
-    def registered(self) -> Session:
-        if self._registered is None:
-            provider = AgentSessionProvider(self._owner, self.session._session_id, is_registered=True)
-            self._registered = copy.copy(self.session)
-            self._registered._made = replace(self.parts, history=history_of(provider))
-        return self._registered
-
-
-class _Writing:
-    """Around a write of the manager: an id that turns out to be unknown leaves no session in memory."""
-
-    def __init__(self, manager: SessionManager, session_id: str) -> None:
-        self._manager = manager
-        self._session_id = _id(session_id)
-        self._is_new = self._session_id not in manager._sessions
-
-    async def __aenter__(self) -> Session:
-        return self._manager._held(self._session_id).registered
-
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        held = self._manager._sessions.get(self._session_id)
-        if self._is_new and isinstance(error, UnknownSession) and held is not None and not held.is_given:
-            del self._manager._sessions[self._session_id]
 
 
 def _id(session_id: Any) -> str:

@@ -41,6 +41,15 @@ class SystemPrompt:
         self._rendered: tuple[int, str] = (-1, "")
         self._counted: tuple[str, int] = ("", 0)
         self._lock = asyncio.Lock()
+        self._is_over = False
+
+    def end(self) -> None:
+        """The session is going to be deleted: the prompt is kept in memory only, so that no late one is left behind."""
+        self._is_over = True
+
+    def reopen(self) -> None:
+        """It was not deleted after all."""
+        self._is_over = False
 
     async def freeze(self) -> str:
         """The frozen prompt; the first call renders it and stores it."""
@@ -79,7 +88,7 @@ class SystemPrompt:
         return self._frozen
 
     async def _keep(self, text: str) -> None:
-        if self._store is not None:
+        if self._store is not None and not self._is_over:
             await settle(self._store.set(text))
         self._frozen = text
         self._is_store_read = True

@@ -1,6 +1,7 @@
 """The registry of a SessionManager: what sessions are, how they are listed, what they cost, and that nothing of one stays."""
 
 import asyncio
+import gc
 import unicodedata
 
 import pytest
@@ -391,7 +392,7 @@ async def test_appends_at_the_time_of_a_deletion_leave_nothing(owner):
         await asyncio.gather(*tasks, return_exceptions=True)
         await SessionsInUse(owner.database).settled()
         assert set((await rows(owner)).values()) == {0}
-        assert manager._sessions == {}
+        assert len(manager._sessions) == 0
 
 
 async def test_what_a_summary_cost_is_in_the_totals_once(owner):  # B35
@@ -446,6 +447,111 @@ async def test_a_session_that_was_deleted_compacts_no_more(owner):
     assert (await rows(owner))["notes"] == 0
 
 
+@pytest.mark.parametrize("is_own", [True, False], ids=["of the manager", "made by another"])
+async def test_a_prompt_that_is_rendered_when_its_session_is_deleted_leaves_nothing(owner, is_own):  # D23
+    """A compaction by hand has stored its summary, and reads the blocks again: as long as that takes the session is deleted."""
+    reading, gate = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        is_slow = False
+
+        async def get(self):
+            if self.is_slow:
+                reading.set()
+                await gate.wait()
+            return "known"
+
+    def fold(messages):
+        block.is_slow = True
+        return {"fromMessageId": "m1", "toMessageId": "m1", "summary": "s"}
+
+    block = Slow()
+    manager = SessionManager.create(owner).with_context("soul", provider=block).with_cached_prompt().on_compaction(fold)
+    info = await manager.create("a")
+    session = manager.get_session(info.id)
+    if not is_own:
+        session = Session.create(owner).for_session(info.id).with_context("soul", provider=block)
+        session.with_cached_prompt().on_compaction(fold)
+    await session.append_message(text("m1"))
+    await session.freeze_system_prompt()
+    by_hand = asyncio.create_task(session.compact())
+    await reading.wait()
+    block.is_slow = False
+    assert (await rows(owner))["assistant_compactions"] == 1
+    await manager.delete(info.id)
+    gate.set()
+    await by_hand
+    assert set((await rows(owner)).values()) == {0}
+
+
+async def test_a_prompt_is_kept_again_when_a_deletion_failed(owner, monkeypatch):
+    def fail(*_):
+        raise OSError("no")
+
+    manager = SessionManager.create(owner).with_context("memory").with_cached_prompt()
+    info = await manager.create("a")
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.notes.clear", fail)
+        with pytest.raises(OSError, match="no"):
+            await manager.delete(info.id)
+    await manager.get_session(info.id).freeze_system_prompt()
+    assert (await rows(owner))["cf_agents_context_blocks"] == 1
+
+
+# ---- sessions in memory -------------------------------------------------------------------------------------------
+
+
+async def test_sessions_that_nobody_holds_do_not_pile_up(owner, monkeypatch):
+    monkeypatch.setattr("actors.session.held.KEPT", 3)
+    manager = SessionManager.create(owner)
+    infos = [await manager.create(str(number)) for number in range(8)]
+    held = manager.get_session(infos[0].id)
+    for info in infos:
+        await manager.append(info.id, text("m1"))
+        manager.get_session(info.id)
+    gc.collect()
+    assert len(manager._sessions) == 3
+    alive = {user for user in owner.database.users if isinstance(user, Session)}
+    assert {session._session_id for session in alive} == {infos[0].id, *(info.id for info in infos[-3:])}
+    assert manager.get_session(infos[0].id) is held
+    for info in infos:
+        assert len(await manager.get_history(info.id)) == 1
+        await manager.append(info.id, text("m2"))
+        assert await manager.get_message_count(info.id) == 2
+
+
+async def test_a_session_that_compacts_stays_though_nobody_holds_it(owner, monkeypatch):
+    monkeypatch.setattr("actors.session.held.KEPT", 1)
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def slow(messages):
+        began.set()
+        await gate.wait()
+        return {"fromMessageId": "m1", "toMessageId": "m1", "summary": "s"}
+
+    manager = SessionManager.create(owner).on_compaction(slow).compact_after(10)
+    info = await manager.create("a")
+    await manager.append(info.id, text("m1", "many more words than ten tokens can be " * 3))
+    await began.wait()
+    for number in range(3):
+        await manager.append((await manager.create(str(number))).id, text("m1", "x"))
+    gc.collect()
+    assert SessionsInUse(owner.database).is_compacting
+    assert manager.get_session(info.id).is_compacting
+    gate.set()
+    await SessionsInUse(owner.database).settled()
+    assert [message["id"][:11] for message in await manager.get_history(info.id)] == ["compaction_"]
+
+
+async def test_an_owner_is_a_filter_and_no_border(owner):
+    manager = SessionManager.create(owner)
+    mine, other = await manager.create("a", owner="ann"), await manager.create("b", owner="bob")
+    await manager.append(mine.id, text("m1", "apples"))
+    await manager.append(other.id, text("m2", "apples too"))
+    assert [info.id for info in await manager.list(owner="ann")] == [mine.id]
+    assert {found["id"] for found in await manager.search("apples")} == {"m1", "m2"}
+
+
 # ---- what was never created ---------------------------------------------------------------------------------------
 
 
@@ -468,7 +574,7 @@ async def test_writes_to_a_session_that_was_never_created_are_refused(manager, o
     for session_id in ("never", ""):
         with pytest.raises(UnknownSession):
             await verb(manager, session_id)
-    assert manager._sessions == {}
+    assert len(manager._sessions) == 0
     assert owner.frames == []
     await manager.rename("never", "x")
     assert await manager.list() == []
