@@ -7,6 +7,7 @@ conversation there.
 """
 
 import contextvars
+import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from actors.rpc import RpcMethod, Verb, rpc, rpc_methods
 from actors.session import Session, SessionManager
 from actors.settings import Settings
 from storage.database import Database
+from storage.errors import InvalidArgument
 
 __all__ = ["UNSET", "Agent", "Connection", "Stream", "agent_info", "kebab", "rpc"]
 
@@ -139,15 +141,29 @@ class Agent:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.methods = rpc_methods(cls)
+        if inspect.iscoroutinefunction(cls.configure):
+            raise TypeError(
+                f"{cls.__qualname__}.configure must be a plain `def`: use `on_start` for what has to be awaited."
+            )
 
     def __init__(self, *, database: Database, name: str, settings: Settings, host: Host) -> None:
         self.database = database
         self.name = name
         self.settings = settings
         self._host = host
-        configured = self.configure()
+        configured = self._configured()
         self._manager = configured if isinstance(configured, SessionManager) else None
         self.session: Session = configured.get_session("") if isinstance(configured, SessionManager) else configured
+
+    def _configured(self) -> Session | SessionManager:
+        configured: object = self.configure()
+        if isinstance(configured, Session | SessionManager):
+            return configured
+        if inspect.iscoroutine(configured):
+            configured.close()  # nobody awaits it
+        raise InvalidArgument(
+            f"{type(self).__name__}.configure must return a Session or a SessionManager, not {type(configured).__name__}."
+        )
 
     def configure(self) -> Session | SessionManager:
         """The session of this conversation, or the manager of its sessions. Called once per wake, before anything else; must

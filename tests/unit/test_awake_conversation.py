@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 from agents_for_tests import Probe
@@ -9,7 +10,7 @@ from awake import KEY, awake
 from store_fakes import FaultyStore
 from wire import message
 
-from actors import Agent, rpc
+from actors import Agent, Session, rpc
 from actors.conversation.awake import AwakeConversation
 from actors.conversation.events import (
     Close,
@@ -40,6 +41,35 @@ async def test_a_name_that_was_never_written_leaves_nothing_in_the_store(tmp_pat
         assert await hall.call("getHistory") == []
         assert await hall.call("search", "x") == []
     assert list(store.list("")) == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind"), [(lambda: "a text", "str"), (lambda: None, "NoneType"), (asyncio.sleep, "coroutine")]
+)
+async def test_a_configure_that_returns_something_else_is_told_at_the_wake(tmp_path, returned, kind):
+    class Wrong(Probe):
+        def configure(self):
+            return returned(0) if returned is asyncio.sleep else returned()
+
+    told = f"Wrong.configure must return a Session or a SessionManager, not {kind}."
+    with pytest.raises(InvalidArgument, match=re.escape(told)):
+        async with awake(tmp_path, Wrong):
+            pass
+
+
+def test_an_async_configure_is_refused_when_its_class_is_written():
+    with pytest.raises(TypeError, match=r"Late\.configure must be a plain `def`: use `on_start`"):
+
+        class Late(Probe):
+            async def configure(self):
+                return Session.create(self)
+
+    class Mixin:
+        async def configure(self):
+            return None
+
+    with pytest.raises(TypeError, match="plain `def`"):
+        type("Mixed", (Mixin, Probe), {})
 
 
 async def test_an_append_is_answered_after_its_idle_frame(tmp_path):
