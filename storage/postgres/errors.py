@@ -3,11 +3,14 @@
 ::
 
     StorageError
+    ├── Refused
+    │   └── PoolNotOpen               the pool was not opened, or is closed
     ├── NotExecuted
     │   └── StoreUnavailable
     │       └── PostgresUnavailable   the connection was lost or there is none; nothing was stored; repeat the call
     ├── Damaged
-    │   └── MissingTables             a table or a column is not there, and this role may not make it
+    │   ├── MissingTables             a table or a column is not there, and this role may not make it
+    │   └── UnsuitableServer          the server is too old, or its database not in UTF8
     └── PostgresFailed                the server refused a statement for another reason
 
 A write whose connection went while it was being committed is an `OutcomeUnknown`. Errors carry a driver's text only where the
@@ -17,7 +20,12 @@ server answered, and never a password.
 import re
 from typing import Final
 
-from storage.errors import Damaged, LimitExceeded, OutcomeUnknown, StorageError, StoreUnavailable
+from storage.errors import Damaged, LimitExceeded, OutcomeUnknown, Refused, StorageError, StoreUnavailable
+
+
+class PoolNotOpen(Refused):
+    code = "pool_not_open"
+    sentence = "The PostgreSQL pool is not open: use `async with pool`; nothing was stored."
 
 
 class PostgresUnavailable(StoreUnavailable):
@@ -33,6 +41,11 @@ class MissingTables(Damaged):
     )
 
 
+class UnsuitableServer(Damaged):
+    code = "unsuitable_server"
+    sentence = "This PostgreSQL cannot keep sessions: it has {0}, and {1} is needed; nothing was stored."
+
+
 class PostgresFailed(StorageError):
     code = "postgres_failed"
     sentence = "PostgreSQL refused a statement ({0}): {1}"
@@ -46,6 +59,7 @@ _STATE: Final = re.compile(r"[0-9A-Z]{5}")
 _UNAVAILABLE: Final = re.compile("08|40|53|57|25006|25P0[34]|55P03")
 _UNCERTAIN: Final = re.compile("08|40003|57P")
 _LOST: Final = re.compile("Operational|Interface|Connection|Timeout|Closed|Disconnect|TooManyRequests")
+_NOT_OPEN: Final = re.compile("^PoolClosed$")
 _SECRETS: Final = re.compile(r"(\w+://[^\s:/@]*:)[^\s@]*@|\b(password\s*=\s*)('[^']*'|\S+)", re.IGNORECASE)
 
 
@@ -53,6 +67,8 @@ def failure_of(error: Exception, *, is_uncertain: bool = False) -> StorageError:
     """The error of this layer for a driver's. `is_uncertain`: when it came, the write may have been committed already."""
     if isinstance(error, StorageError):
         return error
+    if _is_named(error, _NOT_OPEN):  # by `psycopg_pool`, before there is a connection
+        return PoolNotOpen()
     state = sqlstate_of(error)
     if state is None and _is_loss(error):
         return OutcomeUnknown() if is_uncertain else PostgresUnavailable(type(error).__name__)
@@ -80,7 +96,11 @@ def sqlstate_of(error: Exception) -> str | None:
 
 
 def _is_loss(error: Exception) -> bool:
-    return isinstance(error, (OSError, EOFError)) or any(_LOST.search(kind.__name__) for kind in type(error).__mro__)
+    return isinstance(error, (OSError, EOFError)) or _is_named(error, _LOST)
+
+
+def _is_named(error: Exception, names: "re.Pattern[str]") -> bool:
+    return any(names.search(kind.__name__) for kind in type(error).__mro__)
 
 
 def _told(error: Exception) -> str:

@@ -180,7 +180,8 @@ class PostgresSessionProvider:
       them, 3 at 1,000 and 32 at 10,000, where reading all of them anew takes 3, 32 and 197.
     * ``Session.append_messages`` and the unloading of skills are a write for each message, not one for all.
 
-    Raises PostgresUnavailable, MissingTables and PostgresFailed, beside what is named.
+    Raises PostgresUnavailable, PoolNotOpen, MissingTables, UnsuitableServer and PostgresFailed, beside what is named. What the
+    server must be, and how its tables are made beforehand: `storage.postgres`.
     """
 
     def __init__(self, client: Any, session_id: str = "") -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import traceback
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,12 +12,20 @@ import postgres_clients
 import pytest
 from postgres_server import PostgresServer, server
 from psycopg import AsyncConnection, OperationalError, sql
+from psycopg.errors import LockNotAvailable
 from psycopg_pool import AsyncConnectionPool
 
 from storage import PostgresContextProvider, PostgresSearchProvider, PostgresSessionProvider
 from storage.errors import NotExecuted, OutcomeUnknown, StorageError, StoreUnavailable
-from storage.postgres import TABLES
-from storage.postgres.errors import MissingTables, PostgresFailed, PostgresUnavailable
+from storage.postgres import ORDER_COLUMN, TABLES
+from storage.postgres.errors import (
+    MissingTables,
+    PoolNotOpen,
+    PostgresFailed,
+    PostgresUnavailable,
+    UnsuitableServer,
+)
+from storage.postgres.statements import LOCK_MILLISECONDS
 
 DOCUMENTED = """
 CREATE TABLE assistant_messages (
@@ -183,6 +192,82 @@ async def test_documented_tables_get_the_order_column_and_keep_their_order(
                 assert ids(await reader.get_history()) == [f"m{number}" for number in range(7)]
 
 
+@pytest.mark.parametrize("with_tables", [False, True], ids=["no tables", "documented tables"])
+async def test_operators_make_the_tables_and_the_order_column_beforehand_and_providers_then_define_nothing(
+    postgres: PostgresServer, schema: str, with_tables: bool
+) -> None:
+    if with_tables:
+        make_documented(postgres, schema)
+        async with postgres_clients.client("connection", schema, USER) as connection:
+            for number in range(4):
+                await PostgresSessionProvider(connection).append_message(message(f"m{number}"))
+    for statement in (ORDER_COLUMN, ORDER_COLUMN, TABLES, TABLES, ORDER_COLUMN):
+        postgres.execute(statement, schema=schema)
+    for table in ("assistant_messages", "assistant_compactions", "cf_agents_search_entries"):
+        assert "seq" in columns(postgres, schema, table)
+    postgres.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {USER}")
+    async with postgres_clients.client("execute", schema) as owner:
+        provider = PostgresSessionProvider(owner)
+        await provider.append_message(message("m4"))
+        await PostgresSearchProvider(owner, "kb").set("k", "content")
+        expected = [f"m{number}" for number in range(4)] * with_tables + ["m4"]
+        assert ids(await provider.get_history()) == expected
+        assert [statement for statement in owner.statements if re.search("CREATE|ALTER|LOCK TABLE", statement)] == []
+    async with postgres_clients.client("execute", schema, USER) as limited:
+        await PostgresSessionProvider(limited).append_message(message("m5"))
+        assert ids(await PostgresSessionProvider(limited).get_history()) == [*expected, "m5"]
+
+
+async def test_the_order_column_waits_for_no_table_that_is_held(postgres: PostgresServer, schema: str) -> None:
+    make_documented(postgres, schema)
+    statement = ORDER_COLUMN.replace(str(LOCK_MILLISECONDS), "50")
+    assert statement != ORDER_COLUMN
+    async with await AsyncConnection.connect(postgres.dsn(schema)) as holder:
+        await holder.execute("LOCK TABLE assistant_compactions IN ACCESS SHARE MODE")
+        with pytest.raises(LockNotAvailable):
+            postgres.execute(statement, schema=schema)
+        assert "seq" not in columns(postgres, schema, "assistant_messages")
+    postgres.execute(statement, schema=schema)
+    assert "seq" in columns(postgres, schema, "assistant_messages")
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_a_database_that_is_not_in_utf8_is_refused_before_anything_is_made(
+    postgres: PostgresServer, encoding: str
+) -> None:
+    name = f"other_{encoding.lower()}"
+    if not postgres.execute("SELECT 1 FROM pg_database WHERE datname = %s", name):
+        postgres.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    dsn = postgres.dsn("public").replace("dbname=postgres", f"dbname={name} client_encoding=UTF8")
+    async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
+        provider = PostgresSessionProvider(connection)
+        for call in (provider.append_message(message("a")), PostgresContextProvider(connection, "x").get()):
+            with pytest.raises(UnsuitableServer, match=f"a database in {encoding}, and one in UTF8 is needed"):
+                await call
+        cursor = await connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
+        assert await cursor.fetchone() == (0,)
+
+
+class OldServer:
+    def __init__(self, number: str, version: str) -> None:
+        self.row = {"number": number, "version": version, "encoding": "UTF8"}
+        self.statements: list[str] = []
+
+    async def execute(self, query: str, args: Any = ()) -> Any:
+        self.statements.append(query)
+        return {"rows": [self.row] if "server_version" in query else []}
+
+
+async def test_a_server_that_is_too_old_is_refused_before_anything_is_made() -> None:
+    old = OldServer("120022", "12.22 (Debian)")
+    with pytest.raises(UnsuitableServer, match=r"version 12.22 \(Debian\), and 13 or newer is needed") as caught:
+        await PostgresSessionProvider(old).append_message(message("a"))
+    assert not caught.value.is_retryable
+    assert len(old.statements) == 1
+    with pytest.raises(MissingTables):  # goes on
+        await PostgresSessionProvider(OldServer("130000", "13.0")).append_message(message("a"))
+
+
 async def test_many_that_start_at_once_make_the_tables_once(schema: str) -> None:
     async def start(number: int) -> None:
         kind = ["connection", "execute", "pool", "query"][number % 4]
@@ -293,9 +378,21 @@ async def test_a_server_that_is_not_there_is_a_typed_error_without_the_password(
         with pytest.raises(PostgresUnavailable) as caught:
             await PostgresSessionProvider(pool).get_history()
     assert SECRET not in everything_said(caught.value)
-    with pytest.raises(PostgresUnavailable):  # closed
-        await PostgresSessionProvider(pool).append_message(message("a"))
     assert SECRET not in "".join(record.getMessage() for record in caplog.records if record.name.startswith("perdure"))
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["never opened", "closed"])
+async def test_a_pool_that_is_not_open_is_said_to_be_and_repeating_is_not_advised(schema: str, is_used: bool) -> None:
+    pool = AsyncConnectionPool(server().dsn(schema), min_size=1, open=False)
+    provider = PostgresSessionProvider(pool)
+    if is_used:
+        async with pool:
+            await provider.append_message(message("a"))
+    for call in (provider.append_message(message("b")), provider.get_history(), PostgresSearchProvider(pool).get()):
+        with pytest.raises(PoolNotOpen, match="pool is not open: use `async with pool`") as caught:
+            await call
+        assert not caught.value.is_retryable
+        assert "repeat" not in str(caught.value)
 
 
 class FailingClient:
