@@ -33,7 +33,7 @@ from actors import Agent, Session
 from actors.conversation.awake import AwakeConversation
 from actors.settings import Settings
 from compaction import CompactContext, CompactResult, create_compact_function, estimate_message_tokens
-from storage import open_database
+from storage import access, open_database
 from storage.checkpoints import DirectoryStore, abandon_conversation
 
 JsonObject = dict[str, Any]
@@ -436,6 +436,7 @@ class Conversations(RuleBasedStateMachine):
         if hasattr(self, "session"):
             self.run(self._check(None))
             self.run(self._check_counts())
+            self.run(self._check_late_results())
 
     async def _check(self, leaf: str | None) -> None:
         path = self.model.path(leaf or self.model.newest)
@@ -460,6 +461,14 @@ class Conversations(RuleBasedStateMachine):
         provider = self.session._parts.history.provider
         assert await provider.path_tokens() == estimate_message_tokens(await self.session.get_history())
         assert await self.session.get_path_length() == len(self.model.path(self.model.newest))
+
+    async def _check_late_results(self) -> None:
+        """No result is told as text whose call is visible above it."""
+        query = """SELECT late.from_message_id, caller.id FROM assistant_compactions AS late
+                   JOIN assistant_messages AS caller ON caller.seq = late.call"""
+        database = self.session._parts.history.provider.database
+        for late, caller in await access.read(database, lambda connection: connection.execute(query).fetchall()):
+            assert caller not in [message["id"] for message in await self.session.get_history(late)]
 
     async def _check_search(self) -> None:
         for words in [[word] for word in WORDS] + [WORDS[:2], WORDS[2:5], [WORDS[0], WORDS[-1]]]:
