@@ -1,13 +1,12 @@
 """What a compaction function is given besides the messages, and what it returns."""
 
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, Strict, model_serializer
 
-from storage.errors import InvalidArgument
+from storage.records import check_amounts
 
 Messages: TypeAlias = list[dict[str, Any]]
 
@@ -17,19 +16,14 @@ TokenCounter: TypeAlias = Callable[..., float | Awaitable[float]]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a call of a model cost. Raises InvalidArgument for what cannot be added up: negatives, NaN, infinities."""
+    """What a call of a model cost. Raises InvalidArgument for what the totals of a session cannot take."""
 
     input_tokens: Annotated[int, Strict()]
     output_tokens: Annotated[int, Strict()]
     cost: Annotated[float, Strict()] = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("input_tokens", "output_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InvalidArgument(f"{name} must be a whole number of at least 0.")
-        if not is_number(self.cost) or not math.isfinite(self.cost) or self.cost < 0:
-            raise InvalidArgument("cost must be a finite number of at least 0.")
+        check_amounts(self.input_tokens, self.output_tokens, self.cost)
 
 
 def is_number(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NotRequired, TypeAlias, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from storage import json_text
-from storage.errors import InvalidMessage
+from storage.errors import InvalidArgument, InvalidMessage
 from storage.json_text import clean, javascript_json, parse
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "SessionMessage",
     "SessionMessagePart",
     "StoredCompaction",
+    "check_amounts",
     "clean",
     "decode",
     "encode",
@@ -42,6 +43,10 @@ __all__ = [
 JsonObject: TypeAlias = dict[str, Any]
 COMPACTION_PREFIX: Final = "compaction_"
 """Ids that begin with this belong to overlays; no stored message has one."""
+
+
+MOST_SPENT: Final = 2**53
+"""The most that one call of a model can have cost, in tokens or money."""
 
 
 class Latest(Enum):
@@ -161,6 +166,17 @@ class Appended:
 
     inserted: bool
     tokens: int
+
+
+def check_amounts(input_tokens: Any, output_tokens: Any, cost: Any) -> None:
+    """What a call of a model cost, as it can be added up: nothing negative, infinite or above 2**53. Raises InvalidArgument."""
+    for name, value in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_SPENT:
+            raise InvalidArgument(
+                f"{name} must be a whole number from 0 to 2**53, not {type(value).__name__} {value!r:.40}"
+            )
+    if not isinstance(cost, int | float) or isinstance(cost, bool) or not 0 <= cost <= MOST_SPENT:
+        raise InvalidArgument(f"cost must be a number from 0 to 2**53, not {type(cost).__name__} {cost!r:.40}")
 
 
 def encode(message: Mapping[str, Any] | SessionMessage) -> tuple[JsonObject, str]:

@@ -4,7 +4,6 @@ The documented ``name`` of a session is its title. ``change`` grows with every c
 whatever the clock says. Every function works on a connection, in the caller's transaction.
 """
 
-import math
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import orjson
 
 from storage import compactions, contexts, cursors, full_text, notes, search
 from storage.errors import InvalidArgument, LimitExceeded, UnknownSession
-from storage.records import SessionInfo, clean
+from storage.records import SessionInfo, check_amounts, clean
 
 Order: TypeAlias = Literal["updated", "created"]
 
@@ -199,13 +198,12 @@ def add_usage(connection: sqlite3.Connection, session_id: str, usage: Amounts) -
     Totals are what was spent: deleting messages gives nothing back, and a fork begins at zero. Raises InvalidArgument for
     amounts that are negative or not finite, and for parts of tokens.
     """
-    for name in ("input_tokens", "output_tokens", "cost"):
-        _check_amount(name, getattr(usage, name))
+    check_amounts(usage.input_tokens, usage.output_tokens, usage.cost)
     statement = f"""UPDATE assistant_sessions
                     SET input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
                         estimated_cost = estimated_cost + ?, updated_at = {_NOW}, change = {_NEXT_CHANGE}
                     WHERE id = ?"""
-    amounts = (int(usage.input_tokens), int(usage.output_tokens), float(usage.cost))
+    amounts = (usage.input_tokens, usage.output_tokens, float(usage.cost))
     return connection.execute(statement, (*amounts, session_id)).rowcount > 0
 
 
@@ -260,14 +258,6 @@ def _update(connection: sqlite3.Connection, session_id: str, values: dict[str, A
     statement = f"""UPDATE assistant_sessions SET {changes} updated_at = {_NOW}, change = {_NEXT_CHANGE}
                     WHERE id = ?"""
     return connection.execute(statement, (*values.values(), session_id)).rowcount > 0
-
-
-def _check_amount(name: str, value: Any) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 <= value <= 2**53:
-        raise InvalidArgument(f"{name} must be a number that is not negative, not {value!r}")
-    if name != "cost" and value != int(value):
-        raise InvalidArgument(f"{name} must be a whole number, not {value!r}")
 
 
 def _tags_text(tags: tuple[str, ...]) -> str | None:

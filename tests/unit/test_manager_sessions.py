@@ -214,6 +214,9 @@ NAN, INFINITE = float("nan"), float("inf")
         (1.5, 0, 0),
         ("1", 0, 0),
         (True, 0, 0),
+        (2**53 + 1, 0, 0),
+        (0, 2**60, 0),
+        (0, 0, 1e300),
     ],
 )
 async def test_impossible_usage_is_refused(manager, usage):  # D16
@@ -221,6 +224,18 @@ async def test_impossible_usage_is_refused(manager, usage):  # D16
     with pytest.raises(InvalidArgument):
         await manager.add_usage(info.id, *usage)
     assert await manager.get(info.id) == info
+
+
+async def test_what_can_be_told_of_a_summary_can_be_added_up(owner):
+    most = Usage(2**53, 2**53, 2.0**53)
+    result = CompactResult(fromMessageId="m1", toMessageId="m1", summary="s", usage=most)
+    manager = SessionManager.create(owner).on_compaction(lambda _: result)
+    info = await manager.create("a")
+    await manager.append(info.id, text("m1"))
+    assert await manager.get_session(info.id).compact() is not None
+    assert (await manager.get(info.id)).input_tokens == 2**53
+    with pytest.raises(InvalidArgument, match="input_tokens"):
+        Usage(2**53 + 1, 0)
 
 
 async def test_usage_of_an_unknown_session_is_refused(manager):  # D16
