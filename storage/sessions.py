@@ -110,7 +110,10 @@ def listed(
 ) -> list[tuple[int, SessionInfo]]:
     """The sessions, the one that was changed (or created) last first, each with its place in that order.
 
-    ``before``: only those behind this place. ``owner`` and ``tag`` None: whatever they are.
+    ``before``: only those behind this place. ``owner`` and ``tag`` None: whatever they are. The rows are read in the order of
+    the list until there are `limit`: without filters, or with an owner in the order of changes, no others are; a tag has no
+    index, since a list of tags would have to be kept in the order of changes by every write. So a page by a tag looks at the tags
+    of each session (of the owner, if one is given) until it is full, and by a tag that few have at those of all.
     """
     owner, tag = checked_filter(owner, "owner"), checked_filter(tag, "tag")
     place = {"updated": "change", "created": "seq"}[order]

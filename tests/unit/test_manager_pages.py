@@ -17,7 +17,7 @@ from test_message_costs import steps
 from actors import Session, SessionManager
 from actors.errors import NotSupported
 from actors.session.providers import SESSION_METHODS
-from storage import AgentSessionProvider, history, message_pages, schema
+from storage import AgentSessionProvider, history, message_pages, schema, sessions
 from storage import message_tree as tree
 from storage.errors import InvalidArgument
 from storage.records import LATEST
@@ -307,3 +307,26 @@ def test_the_order_of_a_path_is_that_of_the_history(connection):
         raw = [message["id"] for message in json.loads(history.raw_json(connection, session_id))]
         assert walk(connection, session_id, 5, order="oldest") == raw
         assert walk(connection, session_id, 5, order="newest") == raw[::-1]
+
+
+def test_a_page_of_sessions_reads_no_more_of_the_registry_than_it_says():
+    """Steps of SQLite for a page of ten of 3,000 sessions."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    schema.migrate(connection)
+    for number in range(3_000):
+        new = sessions.NewSession("s", owner="rare" if number % 300 == 0 else "common", tags=("all", f"t{number % 2}"))
+        sessions.create(connection, f"s{number}", new)
+
+    def cost(**filters):
+        found = []
+        return steps(connection, lambda: found.extend(sessions.page(connection, 10, **filters)[0])), len(found)
+
+    whole, found = cost()
+    assert (whole < 1_000, found) == (True, 10)
+    assert cost(owner="rare")[0] < 1_000
+    assert cost(owner="common", tag="all")[0] < 2_000
+    half, found = cost(tag="t1")
+    assert (half < 3_000, found) == (True, 10)  # about twice ten sessions are looked at
+    assert cost(owner="rare", tag="none")[0] < 2_000  # those of the owner
+    never, found = cost(tag="none")
+    assert (20_000 < never < 300_000, found) == (True, 0)  # all of them: the price of a tag that nobody has
