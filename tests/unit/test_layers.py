@@ -95,6 +95,16 @@ def test_sessions_work_without_ray_sockets_and_the_rest_of_actors() -> None:
     assert offences("actors/session", "ray", "websockets") == []
 
 
+def test_sessions_speak_no_sql() -> None:
+    """They hand functions of a connection to the storage, and know of `sqlite3` only how the connection is called."""
+    nodes = [node for path in modules("actors/session") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    assert [node.attr for node in attributes if node.attr in ("execute", "executemany", "executescript")] == []
+    assert {node.attr for node in attributes if getattr(node.value, "id", None) == "sqlite3"} <= {"Connection"}
+    assert not any(is_in(name, "sqlite3") for path in modules("actors/chat") for name in imports(path))
+    assert not any(is_in(name, "sqlite3.dbapi2") for path in modules("actors/session") for name in imports(path))
+
+
 @pytest.mark.parametrize("package", sorted(ONLY_IN))
 def test_a_third_party_package_is_imported_only_in_its_place(package: str) -> None:
     importers = [
