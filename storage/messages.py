@@ -1,8 +1,7 @@
 """AgentSessionProvider: the messages of one session in SQLite.
 
 The work is done by functions of a connection (`message_tree`, `history`, `compactions`, `full_text`), which compose into larger
-transactions; this module runs them in the database's thread. The names of the writes are here as well: `append`, `update`,
-`delete`, `clear`, `add_compaction`.
+transactions; this module runs them in the database's thread.
 """
 
 import asyncio
@@ -15,7 +14,6 @@ import orjson
 
 from storage import compactions, full_text, history, message_pages, sessions
 from storage.access import Owner, Work, database_of, read, write
-from storage.compactions import add as add_compaction
 from storage.database import Database
 from storage.errors import InvalidArgument, LimitExceeded, StorageError, StoreUnavailable
 from storage.message_tree import (
@@ -44,21 +42,6 @@ from storage.records import (
     clean,
     decode,
 )
-
-__all__ = [
-    "AgentSessionProvider",
-    "Prepared",
-    "add_compaction",
-    "append",
-    "append_all",
-    "clear",
-    "delete",
-    "path_tokens",
-    "prepare",
-    "search_messages",
-    "update",
-    "upsert",
-]
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from storage import AgentSessionProvider, full_text, open_database, schema
-from storage import messages as tree
+from storage import message_tree as tree
 from storage.errors import CorruptDatabase, InvalidArgument, StoreUnavailable
 from storage.search_words import fold, match_expression
 

@@ -10,7 +10,7 @@ import pytest
 
 from actors.session import late_results
 from storage import compactions, full_text, history, schema
-from storage import messages as tree
+from storage import message_tree as tree
 
 SMALL, LARGE = 60, 6_000
 
@@ -30,7 +30,7 @@ def filled(count, *, with_overlay=False):
         tree.append(connection, "", message(name))
     full_text.catch_up(connection)
     if with_overlay:
-        tree.add_compaction(connection, "", "summary", names[2], names[count // 2])
+        compactions.add(connection, "", "summary", names[2], names[count // 2])
     return connection, names
 
 
@@ -79,7 +79,7 @@ def test_the_cost_does_not_grow_with_the_history(operation, with_overlay):
 
 def test_counting_a_compacted_path_costs_what_is_visible():
     connection, names = filled(LARGE)
-    cost = steps(connection, lambda: tree.add_compaction(connection, "", "summary", names[2], names[-20]))
+    cost = steps(connection, lambda: compactions.add(connection, "", "summary", names[2], names[-20]))
     assert cost < 2_000
 
 
@@ -101,13 +101,13 @@ def worn(count):
     tree.append(connection, "", message("m"))
     for number in range(count):
         tree.append(connection, "", tool(f"c{number}", "assistant", f"c{number}", input={}))
-        tree.add_compaction(connection, "", "summary", "m", f"c{number}")
+        compactions.add(connection, "", "summary", "m", f"c{number}")
         answer(connection, number)
-        tree.add_compaction(connection, "", "summary", "m", f"r{number}")
+        compactions.add(connection, "", "summary", "m", f"r{number}")
     tree.append(connection, "", tool("call", "assistant", f"c{count}", input={}))
     for name in ("a", "b", "c"):
         tree.append(connection, "", message(name))
-    tree.add_compaction(connection, "", "summary", "m", "a")
+    compactions.add(connection, "", "summary", "m", "a")
     (late,) = connection.execute("SELECT count(*) FROM assistant_compactions WHERE call IS NOT NULL").fetchone()
     assert late == count
     return connection
@@ -121,7 +121,7 @@ WORN = {
     "delete": lambda c, count: tree.delete(c, "", ["b"]),
     "delete what is hidden": lambda c, count: tree.delete(c, "", ["call"]),
     "delete the end of a summary": lambda c, count: tree.delete(c, "", ["a"]),
-    "summary": lambda c, count: tree.add_compaction(c, "", "summary", "m", "b"),
+    "summary": lambda c, count: compactions.add(c, "", "summary", "m", "b"),
     "answers to what is folded": lambda c, count: late_results.answers(c, "", {(2 * count + 2, f"c{count}")}),
     "history": lambda c, count: history.visible_json(c, ""),
     "newest part of the history": lambda c, count: history.recent(c, "", 0, 2),

@@ -5,8 +5,7 @@ import sqlite3
 
 import pytest
 
-from storage import AgentSessionProvider, open_database
-from storage import messages as sync
+from storage import AgentSessionProvider, history, message_tree, open_database
 from storage.errors import InvalidArgument, InvalidMessage, UnknownMessage, UnknownParent
 
 
@@ -160,7 +159,7 @@ async def test_order_does_not_depend_on_the_clock(database, provider):
 async def test_a_path_may_have_any_length(provider):
     def fill_many(connection):
         for number in range(10_050):
-            sync.append(connection, "", message(f"m{number}"))
+            message_tree.append(connection, "", message(f"m{number}"))
 
     await provider.append_message(message("first"))
     await provider.database.write(fill_many)
@@ -333,7 +332,7 @@ async def test_rows_too_large_to_be_joined_are_read_one_by_one(provider):
     def read_with_a_small_limit(connection: sqlite3.Connection):
         old = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 150)
         try:
-            return sync.history.visible_json(connection, "")
+            return history.visible_json(connection, "")
         finally:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, old)
 
@@ -347,7 +346,7 @@ async def test_storage_grows_with_what_is_stored_and_not_faster(database, provid
 
     def fill_many(connection):
         for number in range(1_000):
-            sync.append(connection, "", message(f"m{number}", text))
+            message_tree.append(connection, "", message(f"m{number}", text))
 
     await database.write(fill_many)
     await provider.search_messages("x")
