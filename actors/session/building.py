@@ -133,11 +133,20 @@ class SessionBuilder(Configurable):
         )
 
     def for_session(self, session_id: str) -> Self:
-        """Give the session an id of its own: several can live in one database."""
+        """Give the session an id of its own: several can live in one database.
+
+        A provider that names its session keeps its messages there; the same id here gives blocks and prompt their own place.
+        """
         self._refuse_once_used()
         if not isinstance(session_id, str):
             raise InvalidArgument("A session id must be a text.")
-        self._session_id = clean(session_id)
+        session_id = clean(session_id)
+        named = getattr(self._provider, "session_id", None)
+        if isinstance(named, str) and named != session_id:
+            raise InvalidArgument(
+                f"This provider already names its session; make it for {session_id!r} instead of {named!r}."
+            )
+        self._session_id = session_id
         return self
 
     @property

@@ -107,3 +107,12 @@ async def test_a_session_keeps_blocks_prompt_and_entries_there(client: Any) -> N
     )
     with pytest.raises(NotSupported):
         await again.add_context("later")
+
+
+@pytest.mark.parametrize("named", ["orig\0", ""])
+async def test_a_session_is_not_named_otherwise_than_its_provider(client: Any, named: str) -> None:
+    session = Session.create(PostgresSessionProvider(client, named))
+    with pytest.raises(InvalidArgument, match="already names its session; make it for 'other'"):
+        session.for_session("other")
+    await session.for_session(named).append_message({"id": "m", "role": "user", "parts": []})
+    assert len(await PostgresSessionProvider(client, named).get_history()) == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -10,6 +11,7 @@ from session_support import Library, Owner, opened, text
 
 from actors.errors import NotSupported
 from actors.session import Session, SessionManager
+from actors.session.providers import SESSION_METHODS
 from compaction import estimate_message_tokens, estimate_string_tokens
 from storage import (
     AgentSessionProvider,
@@ -21,7 +23,7 @@ from storage import (
     SessionMessage,
     StoredCompaction,
 )
-from storage.errors import InvalidMessage, UnknownMessage, UnknownParent
+from storage.errors import InvalidArgument, InvalidMessage, UnknownMessage, UnknownParent
 
 
 def count_hops(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -158,6 +160,35 @@ async def test_a_parent_of_another_session_is_refused(tmp_path: Path) -> None:  
             await b.append_message(text("m2"), "m1")
         await b.append_message(text("m1", "same id, other session"))
         assert [len(await session.get_history()) for session in (a, b)] == [1, 1]
+
+
+class Delegating:
+    """A provider of one's own, which may or may not name a session."""
+
+    def __init__(self, provider: AgentSessionProvider) -> None:
+        for name in SESSION_METHODS:
+            setattr(self, name, getattr(provider, name))
+
+
+class Named(Delegating):
+    session_id = "orig"
+
+
+@pytest.mark.parametrize("kind", [lambda provider: provider, Named], ids=["built-in", "own"])
+async def test_a_session_is_not_named_otherwise_than_its_provider(tmp_path: Path, kind: Callable[[Any], Any]) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(kind(AgentSessionProvider(owner, "orig")))
+        with pytest.raises(InvalidArgument, match="already names its session; make it for 'other' instead of 'orig'"):
+            session.for_session("other")
+        await session.for_session("orig").append_message(text("m1"))
+        assert len(await Session.create(owner).for_session("orig").get_history()) == 1
+
+
+async def test_a_provider_that_names_no_session_is_one_for_any(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(Delegating(AgentSessionProvider(owner, "there"))).for_session("blocks")
+        await session.append_message(text("m1"))
+        assert len(await Session.create(owner).for_session("there").get_history()) == 1
 
 
 async def test_repeating_an_append_changes_nothing_and_starts_no_compaction(tmp_path: Path) -> None:  # D3, B10
