@@ -1,6 +1,7 @@
 """PostgresSessionProvider on a real server, over every kind of client."""
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -14,9 +15,10 @@ from postgres_server import PostgresServer, server
 from psycopg import AsyncConnection
 
 from actors.session import Session
-from storage import PostgresSessionProvider
+from storage import AgentSessionProvider, PostgresSessionProvider, open_database
 from storage.errors import InvalidArgument, InvalidMessage, LimitExceeded, UnknownMessage, UnknownParent
 from storage.postgres.errors import PostgresFailed
+from storage.replication import StorageOptions
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -370,7 +372,7 @@ async def test_two_processes_at_once_make_one_path(schema: str, connection: Asyn
 import asyncio, sys
 sys.path.insert(0, {str(SUPPORT)!r})
 from psycopg import AsyncConnection
-from storage import PostgresSessionProvider
+from storage import AgentSessionProvider, PostgresSessionProvider, open_database
 
 async def main(name):
     async with await AsyncConnection.connect({server().dsn(schema)!r}) as connection:
@@ -558,3 +560,30 @@ async def test_a_document_is_unloaded_on_every_branch_and_under_overlays(connect
         found = await session.get_message(identity)
         assert found is not None
         assert found["parts"][0]["output"] == "[skill unloaded: g]"
+
+
+@pytest.mark.parametrize("method", ["append_message", "update_message"])
+@pytest.mark.parametrize("letter", ["a", "日"])
+async def test_a_message_over_the_limit_of_size_is_refused_as_by_sqlite(
+    connection: AsyncConnection, tmp_path: Path, method: str, letter: str
+) -> None:
+    limit = StorageOptions().max_message_bytes
+    rest = limit - len(orjson.dumps(message("m")))
+    width = len(letter.encode())
+    largest = message("m", letter * (rest // width) + "b" * (rest % width))
+    assert len(orjson.dumps(largest)) == limit == 8 * 2**20
+    larger = message("m", largest["parts"][0]["text"] + "b")
+    said = []
+    database = await open_database(tmp_path / "a.db")
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(database.close)
+        for provider in (AgentSessionProvider(database), PostgresSessionProvider(connection)):
+            await provider.append_message(message("m") if method == "update_message" else message("first"))
+            for owner in (provider, Session.create(provider)):
+                with pytest.raises(LimitExceeded) as caught:
+                    await getattr(owner, method)(larger)
+                said.append(str(caught.value))
+            assert [len(orjson.dumps(each)) < 100 for each in await provider.get_history()] == [True]
+            await getattr(provider, method)(largest)
+            assert await provider.get_message("m") == largest
+    assert said == [f"A message of {limit + 1:,} bytes is over the limit of {limit:,} bytes; nothing was stored."] * 4
