@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -213,7 +213,8 @@ class Client(SessionCalls):
         elif isinstance(error, InvalidStatus):
             status = error.response.status_code
             if status == 400:
-                self._calls.end(UnknownAgent(self.agent))
+                served = unquote(error.response.headers.get("X-Perdure-Agents", ""))
+                self._calls.end(UnknownAgent(self.agent, served or "(the server does not say)"))
             elif 400 < status < 500 and status not in _RETRIED_STATUSES:
                 self._calls.end(ConnectionLost(f"{self._server}: {self._problem}"))
 

@@ -50,7 +50,7 @@ class CallRefused(ActorsError):
 
 class UnknownAgent(CallRefused):
     code = "unknown_agent"
-    sentence = "No agent named {0!r} is served here."
+    sentence = "No agent named {0!r} is served here; there are: {1}."
 
 
 class UnknownMethod(CallRefused):
@@ -130,7 +130,7 @@ class ModelUnreachable(ModelError):
 
 class ModelRefused(ModelError):
     code = "model_refused"
-    sentence = "The model at {0} refused the request (HTTP {1}, {2})."
+    sentence = "The model {0!r} at {1} refused the request (HTTP {2}, {3})."
 
 
 class ModelAnswerBroken(ModelError):

@@ -2,11 +2,14 @@
 
 import importlib
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from actors.agent import Agent, kebab
+from actors.chat.agent import ChatAgent
 from actors.cluster.errors import CannotStart
+from actors.settings import Settings
 
 _DEFAULT = "actors.default_agent:Conversation"
 
@@ -46,3 +49,11 @@ def load_agents(references: tuple[str, ...], folder: Path | str) -> dict[str, ty
         if agents.setdefault(name, found) is not found:
             raise CannotStart(f"Two agents would be served as {name!r}: rename one of the classes {found.__name__}.")
     return agents
+
+
+def unready(agents: Mapping[str, type[Agent]], settings: Settings) -> Iterator[str]:
+    """A sentence for each agent that will refuse what it is for, as the server is configured."""
+    for name, agent in agents.items():
+        has_own_model = getattr(agent, "chat_model", None) is not ChatAgent.chat_model
+        if issubclass(agent, ChatAgent) and not settings.model and not has_own_model:
+            yield f"{name} has no model, so its chats will be refused; give --model NAME, and --model-url unless it is OpenAI's."

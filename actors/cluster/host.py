@@ -268,7 +268,7 @@ def waker_of(agents: Mapping[str, Any], open_one: Callable[..., Coroutine[Any, A
 
     async def wake(key: ConversationKey, **hooks: Any) -> Held:
         if key.agent not in agents:
-            raise UnknownAgent(key.agent)
+            raise UnknownAgent(key.agent, ", ".join(agents))
         return await open_one(key, agents[key.agent], **hooks)
 
     return wake

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -17,6 +17,8 @@ from actors.cluster.options import NodeOptions
 from actors.cluster.parent_death import end_with_parent
 from actors.cluster.placement import CONTROLLER_NAME, NAMESPACE, THE_NODE
 from actors.cluster.reach import join
+
+Announce = Callable[[str, int, Sequence[str]], None]
 
 _ANSWER_SECONDS = 10.0
 
@@ -62,7 +64,7 @@ class ControllerActor:
 CONTROLLER: Any = ray.remote(ControllerActor)
 
 
-def serve_on_cluster(settings: Any, announce: Callable[[str, int], None], *, gateway: str, module_folder: str) -> None:
+def serve_on_cluster(settings: Any, announce: Announce, *, gateway: str, module_folder: str) -> None:
     """Make controller and gateway exist on the cluster at ``settings.address``, and return."""
     environment.private_folder(settings.data)
     with _joined(settings.address, settings.data):
@@ -83,7 +85,7 @@ def serve_on_cluster(settings: Any, announce: Callable[[str, int], None], *, gat
             with contextlib.suppress(RayError):
                 ray.kill(controller)
             raise _told(exc, CannotStart("The controller did not start.")) from exc
-        announce(host, port)
+        announce(host, port, ())
 
 
 def stop_on_cluster(address: str) -> None:

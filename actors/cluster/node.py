@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from actors.agent import agent_info
-from actors.cluster.agents import load_agents, load_class
+from actors.cluster.agents import load_agents, load_class, unready
 from actors.cluster.errors import CannotStart
 from actors.cluster.folder import NodeFolder
 from actors.cluster.keeper import Keeper
@@ -75,6 +75,8 @@ class GatewayActor:
         self._rotation = asyncio.create_task(keep_short(self._folder.logs))
         await asyncio.to_thread(self._check_store)
         self._agents = load_agents(settings.agents, options.module_folder)
+        for sentence in unready(self._agents, settings):
+            logger.warning("%s", sentence)
         self._listener = LaneListener(_lane_path(self._folder.number))
         self._source = RayActorSource(
             ActorOptions(
@@ -149,7 +151,7 @@ class GatewayActor:
         """Who holds the conversation, woken if need be, and under which lease. Raises `UnknownAgent`, `Busy`."""
         await self._started.wait()
         if agent not in self._agents:
-            raise UnknownAgent(agent)
+            raise UnknownAgent(agent, ", ".join(self._agents))
         return await self._keeper.acquire(ConversationKey(agent, name))
 
     async def frame(self, agent: str, name: str, last: bytes | None) -> bytes | None:

@@ -122,9 +122,12 @@ def _serve(settings: Settings, orders: dict[str, Any], link: ParentLink, reports
     wait_for_port(settings.host, settings.port, orders["wait_seconds"])
     environment.set_variables(environment.embedded_variables(environment.token_file(settings.data)))
     environment.make_packages_importable()
-    from actors.cluster.agents import load_agents
+    from actors.cluster.agents import load_agents, unready
 
-    load_agents(settings.agents, orders["module_folder"])  # a mistake in the user's module is told before Ray starts
+    # a mistake in the user's module is told before Ray starts
+    agents = load_agents(settings.agents, orders["module_folder"])
+    for sentence in unready(agents, settings):
+        reports.send(warning=sentence)
 
     import ray
 
@@ -140,7 +143,7 @@ def _serve(settings: Settings, orders: dict[str, Any], link: ParentLink, reports
         host, port = controller.start()
         link.attach(controller)
         logger.info("listening sockets of this server and its Ray: %s", ", ".join(listeners_of_session()))
-        reports.send(host=host, port=port)
+        reports.send(host=host, port=port, agents=list(agents))
         controller.run()
     finally:
         ray.shutdown()

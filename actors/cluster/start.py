@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -25,7 +25,7 @@ from actors.cluster.ray_environment import (
 )
 from actors.settings import Settings
 
-Announce = Callable[[str, int], None]
+Announce = Callable[[str, int, Sequence[str]], None]
 
 GATEWAY: Final = "actors.gateway.server:Gateway"
 WAIT_SECONDS: Final = 10.0
@@ -33,7 +33,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(settings: Settings, announce: Announce, *, gateway: str = GATEWAY, wait_seconds: float = WAIT_SECONDS) -> int:
-    """Run a server until it is told to end; the exit code. ``announce(host, port)`` once connections are accepted.
+    """Run a server until it is told to end; the exit code. ``announce(host, port, agents)`` once connections are accepted;
+    ``agents`` are the names in URLs, none where only the cluster knows them.
 
     Without an address: blocks; SIGTERM or SIGINT drains and gives 0, a second one ends at once and gives 1. With an
     address: returns as soon as the cluster serves. Mistakes are told on standard error in one sentence. A data folder
@@ -111,6 +112,7 @@ class _Child:
                     [sys.executable, "-P", "-m", "actors.cluster.server", str(write_end)],
                     stdin=subprocess.PIPE,
                     bufsize=0,  # a signal handler writes there too
+                    env=_without_key(),
                     stdout=log,
                     stderr=log,
                     pass_fds=(write_end,),
@@ -137,9 +139,11 @@ class _Child:
             for line in lines:
                 facts: dict[str, Any] = json.loads(line)
                 error = facts.get("error", error)
+                if "warning" in facts:
+                    _say(facts["warning"])
                 if "port" in facts:
                     self._is_listening = True
-                    announce(facts["host"], facts["port"])
+                    announce(facts["host"], facts["port"], facts["agents"])
         return error
 
     def _end_rest(self) -> None:
@@ -170,6 +174,11 @@ class _Child:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _without_key() -> dict[str, str]:
+    """Our environment without the model's key: Ray would hand it on to all its processes, and the orders hold it."""
+    return {name: value for name, value in os.environ.items() if name.upper() != "PERDURE_MODEL_KEY"}
 
 
 def _open_log(path: Path) -> Any:

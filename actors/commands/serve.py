@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.commands.options import Config, Store
+from actors.commands.target import DEFAULT_AGENT
 
 if TYPE_CHECKING:
     from actors.settings import Settings
@@ -128,18 +130,20 @@ def _settings(flags: dict[str, Any], config: Path | None) -> "Settings":
     return settings
 
 
-def _announce_listening(host: str, port: int) -> None:
+def _announce_listening(host: str, port: int, agents: Sequence[str]) -> None:
     host = f"[{host}]" if ":" in host else host
     print(f"perdure: listening on ws://{host}:{port}", flush=True)
 
 
-def _announce(settings: "Settings", host: str, port: int) -> None:
+def _announce(settings: "Settings", host: str, port: int, agents: Sequence[str]) -> None:
     """The one line for programs on stdout, what to do next for people on stderr."""
-    _announce_listening(host, port)
+    _announce_listening(host, port, agents)
     url = "" if port == DEFAULT_PORT else f" --url ws://{host}:{port}"
     place = _place(settings)
+    served = "Serving " + ", ".join(f"/agents/{agent}/NAME" for agent in agents)
+    demo = {f"demo{url}{place}": "a minute: gauge, compaction, sleep, wake"} if DEFAULT_AGENT in agents else {}
     hints = {
-        f"demo{url}{place}": "a minute: gauge, compaction, sleep, wake",
+        **demo,
         f"watch{url}{place}": "live token usage",
         f"ls{place}": "the conversations; `show NAME` prints one",
     }
@@ -150,7 +154,7 @@ def _announce(settings: "Settings", host: str, port: int) -> None:
     else:
         lines = [line for command, what in commands.items() for line in (f"  # {what}", f"  {command}")]
     ending = f"Logs: {settings.data}. Ctrl-C puts every conversation to sleep and ends."
-    print("\n".join(["", "Try in another terminal:", *lines, ending]), file=sys.stderr, flush=True)
+    print("\n".join([served, "", "Try in another terminal:", *lines, ending]), file=sys.stderr, flush=True)
 
 
 def _place(settings: "Settings") -> str:

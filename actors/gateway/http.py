@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from urllib.parse import quote
 
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
@@ -16,6 +17,7 @@ from storage.errors import StorageError
 
 logger = logging.getLogger("perdure.gateway")
 
+AGENTS_HEADER = "X-Perdure-Agents"
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
@@ -133,6 +135,8 @@ class Pages:
         headers["Cache-Control"] = "no-store"
         headers["X-Content-Type-Options"] = "nosniff"
         headers["Connection"] = "close"
+        if answer.status == HTTPStatus.BAD_REQUEST:  # an agent that is not served: for clients to say which are
+            headers[AGENTS_HEADER] = quote(", ".join(self._agents), safe=", ")
         origins = request.headers.get_all("Origin")
         if len(origins) == 1 and self._rules.is_listed(origins[0]):
             headers["Access-Control-Allow-Origin"] = origins[0]

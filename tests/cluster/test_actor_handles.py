@@ -33,7 +33,7 @@ async def test_errors_reach_a_handle_as_what_they_are(node: Node) -> None:
         await chat.call("nothing")
     with pytest.raises(InvalidMessage):
         await chat.append_message({"id": "m1"})
-    with pytest.raises(UnknownAgent):
+    with pytest.raises(UnknownAgent, match=r"'nobody' is served here; there are: probe, slow, vector, conversation\."):
         await actors.connect("nobody", "bea")
 
 

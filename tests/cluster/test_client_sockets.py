@@ -8,7 +8,7 @@ import ssl
 import subprocess
 
 import pytest
-from gateway_fakes import FakeKeeper, running_gateway
+from gateway_fakes import AGENTS, FakeKeeper, running_gateway
 from websockets.asyncio.server import serve
 
 from actors.client import Client
@@ -267,8 +267,11 @@ async def test_a_server_that_starts_late_is_waited_for():
 
 async def test_an_unknown_agent_is_an_error_at_once():
     async with running_gateway() as (_, _, url):
-        with pytest.raises(UnknownAgent):
+        with pytest.raises(UnknownAgent) as caught:
             await Client(url, "nope", "alice").__aenter__()
+    served = ", ".join(AGENTS)
+    assert "conversation" in AGENTS
+    assert str(caught.value) == f"No agent named 'nope' is served here; there are: {served}."
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "ws://", "http:///x"])

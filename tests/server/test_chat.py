@@ -12,8 +12,12 @@ import pytest
 from model_server import ModelServer, Reply, model_server
 from serving import Server, processes
 
-from actors import Client
+from actors import ChatAgent, Client, Conversation
+from actors.cluster.agents import unready
 from actors.cluster.ray_environment import temp_root
+from actors.errors import NoModel, UnknownAgent
+from actors.models import Model
+from actors.settings import Settings
 from storage.errors import OutcomeUnknown
 
 KEY = "sk-canary-4711-of-the-server"
@@ -26,15 +30,16 @@ async def model():
         yield server
 
 
-async def serve(folder: Path, model: ModelServer, *options: str) -> Server:
-    key = folder / "key"
-    key.write_text(KEY + "\n")
-    given = ("--model", "tiny", "--model-url", model.url, "--model-key-file", str(key), "--spares", "1", *options)
-    return await asyncio.to_thread(Server, folder / "data", *given, agents=AGENTS, PERDURE_MODEL_RETRIES="0")
+async def serve(folder: Path, model: ModelServer, *options: str, **environment: str) -> Server:
+    given = ("--model", "tiny", "--model-url", model.url, "--spares", "1", *options)
+    variables = {"PERDURE_MODEL_RETRIES": "0", **environment}
+    return await asyncio.to_thread(Server, folder / "data", *given, agents=AGENTS, **variables)
 
 
 async def test_a_chat_over_a_websocket_survives_kills_cancels_and_sleeps(model: ModelServer, tmp_path: Path) -> None:
-    with await serve(tmp_path, model, "--max-awake", "1") as server:
+    key = tmp_path / "key"
+    key.write_text(KEY + "\n")
+    with await serve(tmp_path, model, "--max-awake", "1", "--model-key-file", str(key)) as server:
         async with Client(server.url, "chat-agent", "ann", call_seconds=60) as chat:
             model.answer("Good ", "morning")
             stream = chat.stream("chat", "Hello?", "q1")
@@ -114,6 +119,16 @@ def assert_key_in_no_file(folder: Path) -> None:
             assert KEY.encode() not in path.read_bytes(), path
 
 
+def assert_key_in_no_environment(server: Server) -> None:
+    """Of what runs below the command, to which it was given: Ray, the gateway, the actors."""
+    family = server.family()
+    for name in ("raylet", "gcs_server", "ray::GatewayActor", "ray::ConversationActor"):
+        assert any(name in process.title for process in family), name
+    for process in family:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            assert KEY.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes(), process.title
+
+
 async def until_stored(chat: Client, message_id: str) -> None:
     """Every change is told by a status frame."""
     async with asyncio.timeout(20):
@@ -125,7 +140,7 @@ async def until_stored(chat: Client, message_id: str) -> None:
 
 async def test_a_conversation_is_compacted_by_the_configured_model(model: ModelServer, tmp_path: Path) -> None:
     model.summary = Reply(["## Topic\nFlights to Paris"], usage=(40, 4))
-    with await serve(tmp_path, model, "--compact-after", "500") as server:
+    with await serve(tmp_path, model, "--compact-after", "500", PERDURE_MODEL_KEY=KEY) as server:
         async with Client(server.url, "conversation", "ann") as chat:
             statuses = aiter(chat.status())
             for number in range(12):
@@ -136,10 +151,40 @@ async def test_a_conversation_is_compacted_by_the_configured_model(model: ModelS
                 while (await anext(statuses)).tokens_before is None:
                     pass
             history = await chat.get_history()
+            assert_key_in_no_environment(server)
     overlay = next(message for message in history if message["id"].startswith("compaction_"))
     assert overlay["parts"] == [{"type": "text", "text": "## Topic\nFlights to Paris"}]
     assert history[-1]["id"] == "m11"
     assert model.requests[0]["model"] == "tiny"
+    assert set(model.keys) == {f"Bearer {KEY}"}
+
+
+async def test_a_chat_agent_without_a_model_is_told_at_the_start_and_to_who_asks(tmp_path: Path) -> None:
+    server = await asyncio.to_thread(Server, tmp_path / "data", "--spares", "1", agents=("actors:ChatAgent",))
+    with server:
+        async with Client(server.url, "chat-agent", "ann") as chat:
+            with pytest.raises(NoModel):
+                async for _ in chat.stream("chat", "Hello?"):
+                    pass
+        with pytest.raises(UnknownAgent, match=r"'conversation' is served here; there are: chat-agent\."):
+            await Client(server.url, "conversation", "ann").__aenter__()
+    told = "".join(server.output)
+    assert told.count("perdure: chat-agent has no model, so its chats will be refused; give --model NAME") == 1
+    assert "Serving /agents/chat-agent/NAME\n" in told
+    assert " demo" not in told
+
+
+def test_an_agent_that_brings_its_model_needs_none_of_the_settings() -> None:
+    class Own(ChatAgent):
+        def chat_model(self) -> Model | None:
+            return Model("own")
+
+    class Silent(ChatAgent):
+        pass
+
+    agents = {"own": Own, "silent": Silent, "conversation": Conversation}
+    assert [sentence.split()[0] for sentence in unready(agents, Settings())] == ["silent"]
+    assert list(unready(agents, Settings(model="tiny"))) == []
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str]:

@@ -18,7 +18,7 @@ import json, os, sys
 from actors.cluster.start import serve
 from actors.settings import Settings
 settings = Settings(**json.loads(sys.argv[1]))
-sys.exit(serve(settings, lambda host, port: print(f"listening {host} {port}", flush=True),
+sys.exit(serve(settings, lambda host, port, agents: print(f"listening {host} {port}", flush=True),
                wait_seconds=1.0))
 """
 

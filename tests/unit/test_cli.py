@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import typer
 
 from actors.cli import app, run
 from actors.client import as_in_url
+from actors.cluster.start import Announce
 from actors.commands.target import conversation, server, title
 from actors.settings import Settings
 
@@ -201,12 +201,13 @@ def test_a_name_is_shown_as_its_client_calls_it_where_that_is_safe(agent: str, n
         assert as_in_url(conversation(shown)[1]) == name
 
 
+@pytest.mark.parametrize("agents", [("conversation", "assistant"), ("assistant",)])
 def test_serve_prints_one_line_for_programs_and_the_next_steps_for_people(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, agents: tuple[str, ...]
 ) -> None:
-    def serve(settings: Settings, announce: Callable[[str, int], None]) -> int:
+    def serve(settings: Settings, announce: Announce) -> int:
         assert (settings.idle_seconds, settings.agents) == (5.0, ("my_module:Assistant",))
-        announce("127.0.0.1", 9000)
+        announce("127.0.0.1", 9000, agents)
         return 7
 
     monkeypatch.setattr("actors.cluster.start.serve", serve)
@@ -214,5 +215,8 @@ def test_serve_prints_one_line_for_programs_and_the_next_steps_for_people(
     assert run(["serve", "my_module:Assistant", "--idle-seconds", "5", "--data", str(folder)]) == 7
     out, err = capsys.readouterr()
     assert out == "perdure: listening on ws://127.0.0.1:9000\n"
-    assert f"demo --url ws://127.0.0.1:9000 --data '{folder}'" in err
+    assert "Serving " + ", ".join(f"/agents/{agent}/NAME" for agent in agents) + "\n" in err
+    has_demo = f"demo --url ws://127.0.0.1:9000 --data '{folder}'" in err
+    assert has_demo == ("conversation" in agents)  # that is what the demo speaks to
+    assert f"watch --url ws://127.0.0.1:9000 --data '{folder}'" in err
     assert f"ls --data '{folder}'" in err

@@ -252,6 +252,7 @@ async def test_an_unknown_agent_is_refused(world: World) -> None:
     assert answer is not None
     assert isinstance(answer[1], WakeRefused)
     assert (answer[1].code, answer[1].is_spare_ok) == ("unknown_agent", True)
+    assert answer[1].sentence == "No agent named 'nobody' is served here; there are: conversation."
 
 
 @pytest.mark.parametrize(
