@@ -9,6 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +111,7 @@ class Calls:
 
     def start(self, call: Call) -> None:
         if self.ended is not None:
-            raise self.ended
+            raise copy(self.ended)  # each its own, with no frames of earlier callers
         call.id = str(next(self._ids))
         try:
             call.frame = encode({"type": "rpc", "id": call.id, "method": call.method, "args": call.args})
@@ -126,7 +127,7 @@ class Calls:
 
     def set_state(self, value: Any) -> None:
         if self.ended is not None:
-            raise self.ended
+            raise copy(self.ended)
         self.state = value
         self._make_ready(b'{"state":%b,"type":"cf_agent_state"}' % encode(value))
 

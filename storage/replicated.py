@@ -12,6 +12,7 @@ import functools
 import logging
 import sqlite3
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,11 @@ class ReplicatedDatabase(Database):
 
     async def _submit(self, operation: Operation) -> Any:
         if self._lost is not None:
-            raise self._lost
+            raise copy(self._lost)  # each its own: one that is raised again keeps the frames of all earlier callers
         if self._down is None or self._is_closed:
             return await super()._submit(operation)
         if operation.writes:
-            raise self._down
+            raise copy(self._down)
         self._answer_from_confirmed(operation)
         return await operation.future
 
@@ -170,7 +171,7 @@ class ReplicatedDatabase(Database):
         self._down = StoreUnavailable("it has not confirmed the last write in time")
         self._has_given_up = any(operation.writes for operation in group)
         waiting: list[tuple[Operation, StorageError]] = [(operation, OutcomeUnknown()) for operation in group]
-        waiting += [(operation, self._down) for operation in self._queue]
+        waiting += [(operation, copy(self._down)) for operation in self._queue]
         self._queue.clear()
         self._queued_bytes = 0
         for operation, answer in waiting:
@@ -189,7 +190,7 @@ class ReplicatedDatabase(Database):
             return
         try:
             if not self._replicator.proof.allows_stale_reads():
-                raise self._down or StoreUnavailable("it has not answered for too long")
+                raise copy(self._down) or StoreUnavailable("it has not answered for too long")
             if not any(other.writes for other in self._running):  # then the file is the confirmed state
                 await asyncio.to_thread(self._reader.open)
             result = await asyncio.to_thread(self._reader.read, operation.run)

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,27 @@ async def test_a_read_during_a_hung_put_never_shows_what_is_on_its_way(tmp_path:
     again = await wake(store, tmp_path)
     assert await again.database.read(values) == ["confirmed", "on its way", "after"]
     await close_conversation(again)
+
+
+async def test_a_refused_write_leaves_nothing_in_the_next_ones_error(tmp_path: Path) -> None:
+    store = FaultyStore()
+    opened = await wake(store, tmp_path)
+    await hang(store)
+    with pytest.raises(OutcomeUnknown):
+        await opened.database.write(insert("on its way"))
+
+    async def lengths(kind: type[Exception]) -> list[int]:
+        found = []
+        for _ in range(3):
+            with pytest.raises(kind) as caught:
+                await opened.database.write(insert("refused at once"))
+            found.append(len(list(traceback.walk_tb(caught.tb))))
+        return found
+
+    assert len(set(await lengths(StoreUnavailable))) == 1
+    await recovered(opened, store)
+    await abandon_conversation(opened)
+    assert len(set(await lengths(Closed))) == 1
 
 
 async def test_what_waits_behind_a_hung_put_was_certainly_not_executed(tmp_path: Path) -> None:

@@ -157,8 +157,13 @@ async def test_the_end_fails_what_waits_and_what_comes():
     wire.calls.end(ConnectionLost("4001 unauthorized"))
     with pytest.raises(ConnectionLost, match="4001"):
         await task
-    with pytest.raises(ConnectionLost):
-        await wire.calls.run(Call("b", [], is_idempotent=True), 1)
+    for use in (lambda: wire.calls.start(Call("b", [], is_idempotent=True)), lambda: wire.calls.set_state(1)):
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(ConnectionLost, match="4001") as caught:
+                use()
+            lengths.append(len(caught.traceback))
+        assert len(set(lengths)) == 1, "an error keeps nothing of the callers before"
 
 
 async def test_a_stream_gives_its_chunks_and_then_its_result():
