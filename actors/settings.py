@@ -65,7 +65,8 @@ class Settings(BaseSettings):
     model_url: str = ""  # up to and with /v1; "" = OpenAI's own
     model_key: SecretStr = SecretStr("")  # "" = the endpoint needs none
     model_key_file: Path | None = None  # read once, at the start
-    model_seconds: float = Field(120.0, gt=0)  # a model that is silent for so long has failed
+    model_seconds: float = Field(120.0, gt=0)  # a model that says nothing new for so long has failed
+    model_answer_seconds: float = Field(600.0, gt=0)  # a whole answer may take so long, tries that failed included
     model_retries: int = Field(2, ge=0)  # of a request that was refused for now, or not answered at all
 
     # store

@@ -38,7 +38,9 @@ class ChatAgent(Conversation):
 
     ``max_steps``: how often a turn asks the model; the last time it is asked for words. ``tool_seconds``: how long a tool may
     take. A tool that is no ``async def`` runs in a thread, which nothing can end: after its time, and when the turn is cancelled,
-    it runs on, its answer is dropped, and what it does is done. The tokens of the model's calls are in the reply's
+    it runs on, its answer is dropped, and what it does is done. Of the calls in one answer of the model 128 are run, the others
+    get an error. An answer may say nothing new for ``model_seconds``, and take ``model_answer_seconds`` in all (settings; 120 and
+    600 are the defaults): then the turn fails, and the next one has its place. The tokens of the model's calls are in the reply's
     ``metadata.usage`` and, where the session is listed in the registry of a `SessionManager`, in its row.
     """
 
@@ -53,7 +55,11 @@ class ChatAgent(Conversation):
     # ---- hooks ------------------------------------------------------------------------------------------------
 
     def tools(self) -> Mapping[str, Tool | Callable[..., Any]]:
-        """The agent's own tools by name, beside those of the session: functions, async or not, or `Tool` objects."""
+        """The agent's own tools by name, beside those of the session: functions, async or not, or `Tool` objects.
+
+        Names are up to 64 letters, digits, ``_`` and ``-``. The text of an exception that one raises is shown to the model and to
+        the client; the log has its class and place.
+        """
         return {}
 
     def chat_model(self) -> Model | None:
@@ -70,8 +76,10 @@ class ChatAgent(Conversation):
         toolCallId, toolName, state, output | errorText}``. Final value: ``{message}``, the reply as it is stored.
 
         ``message_id`` is the question's id. Called again with it, the question is not doubled: a complete reply is returned as
-        it is, one that was cut short is gone on with where it is (tools that ran are not run again). One turn runs at a time;
-        another waits for it. Raises `ModelError`; question and partial reply stay.
+        it is, one that was cut short is gone on with where it is (tools that ran are not run again). A cancelled reply is
+        complete, so its fragment comes back: to try again, ask with a new id. The id alone says which question it is: with another
+        ``text`` the old question is answered, and the text is dropped. One turn runs at a time; another waits for it. Raises
+        `ModelError`; question and partial reply stay.
 
         The reply is right below its question, and the model is told the path to that question, not what others have appended
         since. A new question becomes the latest leaf with its empty reply, in one moment; what is appended while the reply is
@@ -108,7 +116,8 @@ class ChatAgent(Conversation):
     async def cancel_chat(self, message_id: str | None = None) -> bool:
         """End the turn of this question, or (none given) all that run or wait. What was written stays, and the stream ends with
         that. Whether a turn ends by it; False if it only returns a reply that is complete."""
-        found = [entry for entry in self._turns if message_id in (None, entry[0])]
+        wanted = clean(message_id) if isinstance(message_id, str) else message_id
+        found = [entry for entry in self._turns if wanted in (None, entry[0])]
         ended = [turn.cancel() for _, turn in found if turn.has_begun]
         for entry in [entry for entry in found if not entry[1].has_begun]:
             is_complete = await self._is_answered(entry[0])
@@ -128,6 +137,7 @@ def _question_id(text: object, message_id: object) -> str:
         return uuid4().hex
     if not isinstance(message_id, str) or not message_id:
         raise InvalidArgument("The id of a question must be a text and must not be empty.")
-    if message_id.startswith(COMPACTION_PREFIX):
+    identity = clean(message_id)  # as it is stored
+    if identity.startswith(COMPACTION_PREFIX):
         raise InvalidArgument(f"The id of a question must not begin with {COMPACTION_PREFIX!r}.")
-    return clean(message_id)
+    return identity

@@ -32,10 +32,10 @@ def model_messages(history: Sequence[Json], system_prompt: str = "") -> list[Jso
         if message["role"] == "assistant":
             result += _assistant(message, index, answers, repeated)
         else:
-            content = _content(message)
+            role = "system" if message["role"] in ("system", "developer") else "user"
+            content = _content(message) if role == "user" else _text(message)
             if content:
-                role = "system" if message["role"] in ("system", "developer") else "user"
-                result.append({"role": role, "content": content if role == "user" else _text(message)})
+                result.append({"role": role, "content": content})
     return result
 
 
@@ -85,7 +85,7 @@ class _Step:
         while identity in self._ids:
             identity = f"{given}-{len(self._ids)}"
         self._ids.add(identity)
-        name = _NOT_IN_NAMES.sub("_", tool_name(part))[:_LONGEST_NAME]
+        name = _NOT_IN_NAMES.sub("_", tool_name(part))[:_LONGEST_NAME] or "unknown"
         arguments = input_of(part)
         function = {"name": name, "arguments": in_words(arguments if isinstance(arguments, dict) else {})}
         self.calls.append({"id": identity, "type": "function", "function": function})

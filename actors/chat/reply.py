@@ -21,7 +21,7 @@ from actors.conversation.json_text import encode
 from actors.session import Session
 from compaction import Usage
 from compaction.tool_pairs import is_call, is_result
-from storage import records
+from storage import json_text, records
 from storage.errors import InvalidArgument, LimitExceeded, StorageError, UnknownMessage
 
 Json: TypeAlias = dict[str, Any]
@@ -38,6 +38,7 @@ STATUSES = COMPLETE | {"streaming", "error", "interrupted"}
 """Those that are not complete are gone on with when the question comes again."""
 
 INTERRUPTED = "It was interrupted before it answered; whether it has done anything is not known."
+_MOST_TOKENS = 2**53
 _PLAIN_NAME = re.compile(r"(?!(?:call|result)$)[A-Za-z0-9_-]+")  # `tool-call` and `tool-result` are types of their own
 
 
@@ -162,17 +163,18 @@ class Reply:
         self._end_text()
         metadata = self._message["metadata"]
         if usage is not None:
-            counted = metadata.get("usage", {})
+            counted = metadata.get("usage")
             metadata["usage"] = {
-                "inputTokens": counted.get("inputTokens", 0) + usage.input_tokens,
-                "outputTokens": counted.get("outputTokens", 0) + usage.output_tokens,
+                "inputTokens": _count(counted, "inputTokens") + usage.input_tokens,
+                "outputTokens": _count(counted, "outputTokens") + usage.output_tokens,
             }
         metadata["finishReason"] = reason
         self._grow(0)
         self._is_new_step = bool(self._message["parts"])
 
-    def add_call(self, given_id: str, name: str, arguments: Any) -> str:
-        """A call that waits for its answer; stored by the next `save`. Its id: the given one, unless it was used before."""
+    def add_call(self, given_id: str, name: str, arguments: Any, outcome: Json | None = None) -> str:
+        """A call that waits for its answer, unless it is given with its ``outcome``; stored by the next `save`. Its id: the given
+        one, unless it was used before."""
         self._end_text()
         self._begin_step()
         parts = self._message["parts"]
@@ -180,6 +182,7 @@ class Reply:
         call_id = f"call-{uuid4().hex}" if is_used else given_id
         kind = f"tool-{name}" if _PLAIN_NAME.fullmatch(name) else "dynamic-tool"
         part = {"type": kind, "toolCallId": call_id, "toolName": name, "input": arguments, "state": "input-available"}
+        part |= outcome or {}
         parts.append(part)
         self._grow(len(encode(part)))
         return call_id
@@ -190,12 +193,15 @@ class Reply:
         async with self._lock:
             return await self._answer(call_id, outcome)
 
-    async def answer_alone(self, call_id: str, run: Callable[[], Awaitable[Json]]) -> Json:
-        """Run a tool that may rewrite stored messages, this one too, and `answer`; nothing else is saved meanwhile."""
+    async def answer_alone(self, call_id: str, run: Callable[[], Awaitable[Json]], *, rewrites: bool) -> Json:
+        """Run a tool and `answer`; nothing else is saved meanwhile. ``rewrites``: it may change stored messages, this one too,
+        and so this one is stored before it."""
         async with self._lock:
-            await self._save()
+            if rewrites:
+                await self._save()
             outcome = await run()
-            self._message = await self._session.get_message(self.id) or self._message
+            if rewrites:
+                self._message = await self._session.get_message(self.id) or self._message
             return await self._answer(call_id, outcome)
 
     async def finish(self, status: str, *, error: str | None = None, left: str = INTERRUPTED) -> Json:
@@ -338,6 +344,10 @@ def cut(message: Json, limit: int) -> Json:
     metadata = {**message["metadata"], "status": "full"}
     message = {**message, "parts": list(message["parts"]), "metadata": metadata}
     parts = message["parts"]
+    over = size_of(message) - limit
+    while parts and (size := len(json_text.dump(parts[-1])[1].encode())) <= over:  # those that go as a whole
+        parts.pop()
+        over -= size + bool(parts)
     while parts and (over := size_of(message) - limit) > 0:
         last = parts.pop()
         text = str(last.get("text", "")).encode("utf-8", "replace")[:-over].decode("utf-8", "ignore")
@@ -361,6 +371,12 @@ async def seal_dead(session: Session, history: list[Json], living: str) -> list[
                 await session.update_message(message)
         result.append(message)
     return result
+
+
+def _count(usage: Any, name: str) -> int:
+    """A count of tokens in stored metadata; 0 for what is none."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if type(count) is int and 0 <= count <= _MOST_TOKENS else 0
 
 
 def _kept(parts: list[Json]) -> list[Json]:

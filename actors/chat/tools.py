@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
@@ -10,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from actors.session.tools import Tool
 
 Json: TypeAlias = dict[str, Any]
+
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # others are refused by endpoints
 
 
 class ChatTool(Protocol):
@@ -58,8 +62,14 @@ class FunctionTool:
         arguments = {name: getattr(checked, name) for name in type(checked).model_fields}
         if inspect.iscoroutinefunction(self._function):
             return await self._function(**arguments)
-        answer = await asyncio.to_thread(self._function, **arguments)
+        answer = await asyncio.to_thread(self._in_thread, arguments)
         return await answer if isinstance(answer, Awaitable) else answer
+
+    def _in_thread(self, arguments: Json) -> Any:
+        try:
+            return self._function(**arguments)
+        except StopIteration as exc:  # no future takes one: it would be waited for in vain
+            raise RuntimeError("StopIteration") from exc
 
 
 def tools_of(given: Mapping[str, Any]) -> dict[str, ChatTool]:
@@ -69,6 +79,8 @@ def tools_of(given: Mapping[str, Any]) -> dict[str, ChatTool]:
         if not isinstance(item, Tool | FunctionTool) and not callable(item):
             raise TypeError(f"the tool {name!r} must be a function or a Tool, not {type(item).__name__}")
         tool = item if isinstance(item, Tool | FunctionTool) else FunctionTool(name, item)
+        if not isinstance(tool.name, str) or not _NAME.fullmatch(tool.name):
+            raise ValueError(f"the tool {tool.name!r} needs a name of 1 to 64 letters, digits, '_' and '-'")
         tools[tool.name] = tool
     return tools
 

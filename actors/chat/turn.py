@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from actors.agent import Stream
@@ -11,9 +13,13 @@ from actors.chat.model_messages import model_messages
 from actors.chat.reply import Reply, ReplyFull, seal_dead
 from actors.chat.tools import ChatTool, ToolFailed
 from actors.conversation.calls import public_text
-from actors.conversation.json_text import encode
+from actors.conversation.json_text import decode, encode
 from actors.models import Finished, Model, ModelClient, TextDelta, ToolCall, open_model
+from actors.redaction import what_failed
 from actors.session import Session
+from actors.session.skills import UNLOAD_TOOL
+from actors.session.tools import comes_from_outside
+from storage import json_text
 from storage.errors import StorageError
 
 Json: TypeAlias = dict[str, Any]
@@ -21,9 +27,25 @@ Json: TypeAlias = dict[str, Any]
 MAX_OUTPUT_BYTES = 1024 * 1024
 """More than that of one tool's answer is an error for the model: it would not fit its context anyway."""
 
+MAX_CALLS = 128
+"""So many calls of one answer are run; each of the others is answered with an error."""
+
 CANCELLED = "The turn was cancelled before it answered; whether it has done anything is not known."
 FULL = "Not run: the reply can hold no more."
+TOO_MANY_CALLS = f"Not run: one answer may ask for {MAX_CALLS} calls at most."
 TOO_MANY_STEPS = "Not run: the turn had reached its limit of steps."
+
+
+logger = logging.getLogger("perdure.conversation")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    id: str
+    name: str
+    input: Any
+    refusal: Json | None
+    """The answer to a call that is not run."""
 
 
 class Turn:
@@ -99,10 +121,8 @@ class Turn:
                     await self._run_all(calls, tools)
         return "max-steps"
 
-    async def _ask(
-        self, client: ModelClient, tools: Mapping[str, ChatTool], may_call: bool
-    ) -> list[tuple[str, str, Any]]:
-        """One answer of the model, stored; the calls that it asks for: id, name, input."""
+    async def _ask(self, client: ModelClient, tools: Mapping[str, ChatTool], may_call: bool) -> list[_Call]:
+        """One answer of the model, stored, and the calls that it asks for."""
         history = await seal_dead(self._session, await self._reply.path(), self._reply.id)
         messages = model_messages(history, await self._session.freeze_system_prompt())
         calls: list[ToolCall] = []
@@ -117,46 +137,72 @@ class Turn:
                     calls.append(event)
                 else:
                     finished = event
-        asked = [(self._reply.add_call(call.id, name, given), name, given) for call, name, given in map(_asked, calls)]
+        asked = [self._add(call, number) for number, call in enumerate(calls)]
         if finished is not None:
             self._reply.end_step(finished.usage, finished.reason)
             if finished.usage is not None:
                 await self._session.record_usage(finished.usage)
         if asked:  # else the end of the turn stores it
             await self._reply.save()
-        for call_id, name, arguments in asked:
-            await self._stream.send({"type": "tool-call", "toolCallId": call_id, "toolName": name, "input": arguments})
+        for call in asked:
+            about = {"toolCallId": call.id, "toolName": call.name}
+            await self._stream.send({"type": "tool-call", **about, "input": call.input})
+            if call.refusal is not None:
+                await self._stream.send({"type": "tool-result", **about, **call.refusal})
         return asked
 
-    async def _run_all(self, calls: list[tuple[str, str, Any]], tools: Mapping[str, ChatTool]) -> None:
+    def _add(self, asked: ToolCall, number: int) -> _Call:
+        given, mistake = _input(asked.arguments)
+        if number >= MAX_CALLS:
+            mistake = TOO_MANY_CALLS
+        refusal = None if mistake is None else _error(mistake)
+        name = asked.name or "unknown"
+        return _Call(self._reply.add_call(asked.id, name, given, refusal), name, given, refusal)
+
+    async def _run_all(self, calls: list[_Call], tools: Mapping[str, ChatTool]) -> None:
         """Side by side; only what a tool does to the session's own messages is done alone."""
-        outcomes = await asyncio.gather(*(self._run(*call, tools) for call in calls), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(self._run(call, tools) for call in calls if call.refusal is None), return_exceptions=True
+        )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _run(self, call_id: str, name: str, arguments: Any, tools: Mapping[str, ChatTool]) -> None:
+    async def _run(self, call: _Call, tools: Mapping[str, ChatTool]) -> None:
+        call_id, name = call.id, call.name
         tool = tools.get(name)
         if tool is None:
             unknown = f"There is no tool {name!r}; there are: {', '.join(tools) or 'none'}."
             outcome = await self._reply.answer(call_id, _error(unknown))
         elif name in self._own_tools:
-            outcome = await self._reply.answer(call_id, await self._outcome(tool, arguments))
+            outcome = await self._reply.answer(call_id, await self._outcome(tool, call.input))
         else:
-            outcome = await self._reply.answer_alone(call_id, lambda: self._outcome(tool, arguments))
+            outcome = await self._reply.answer_alone(
+                call_id, lambda: self._outcome(tool, call.input), rewrites=name == UNLOAD_TOOL
+            )
         await self._stream.send({"type": "tool-result", "toolCallId": call_id, "toolName": name, **outcome})
 
     async def _outcome(self, tool: ChatTool, arguments: Any) -> Json:
         """What is stored of a call: whatever a tool does wrong is an error for the model, not for the turn."""
+        task, patience = asyncio.current_task(), asyncio.timeout(self._tool_seconds)
         try:
-            async with asyncio.timeout(self._tool_seconds):
+            async with patience:
                 output = await tool.execute(arguments)
-            size = len(encode(output))
-        except TimeoutError:
-            return _error(f"It gave no answer within {self._tool_seconds:g} s.")
+            text = encode(output)
+            size = len(text)
+            if size <= MAX_OUTPUT_BYTES:
+                output = decode(text)
+                _check_storable(output)
         except ToolFailed as exc:
             return _error(str(exc))
-        except Exception as exc:
+        except BaseException as exc:
+            if isinstance(exc, TimeoutError) and patience.expired():
+                logger.warning("The tool %s gave no answer within %g s", tool.name, self._tool_seconds)
+                return _error(f"It gave no answer within {self._tool_seconds:g} s.")
+            if comes_from_outside(exc, task):
+                raise
+            if not isinstance(exc, StorageError):
+                logger.warning("The tool %s failed: %s", tool.name, what_failed(exc))
             return _error(public_text(exc))
         if size > MAX_OUTPUT_BYTES:
             return _error(f"Its answer of {size:,} bytes is over the limit of {MAX_OUTPUT_BYTES:,}.")
@@ -169,16 +215,28 @@ def _error(text: str) -> Json:
     return {"state": "output-error", "errorText": text}
 
 
-def _asked(call: ToolCall) -> tuple[ToolCall, str, Any]:
-    return call, call.name or "unknown", _input(call.arguments)
-
-
-def _input(arguments: str) -> Any:
-    """The parsed arguments; a text that is no JSON is kept word for word."""
+def _input(arguments: str) -> tuple[Any, str | None]:
+    """The parsed arguments, and what is wrong with them if they cannot be kept. A text that is no JSON is kept word for word, as
+    are arguments that a message cannot hold."""
     try:
-        return json.loads(arguments or "{}", parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return arguments
+        given = json.loads(arguments or "{}", parse_constant=_refuse)
+    except RecursionError:
+        return arguments, f"{_BAD_INPUT} nested too deeply."
+    except ValueError:
+        return arguments, None
+    try:
+        _check_storable(given)
+    except ValueError as exc:
+        return arguments, f"{_BAD_INPUT} {exc}."
+    return given, None
+
+
+_BAD_INPUT = "Not run: the arguments cannot be kept:"
+
+
+def _check_storable(value: Any) -> None:
+    """Raises ValueError for what cannot be in a part of a message, such as too many lists inside each other."""
+    json_text.dump({"parts": [{"": value}]})
 
 
 def _refuse(name: str) -> None:

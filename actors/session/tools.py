@@ -1,21 +1,28 @@
 """The tools that a session offers to a model: they write, load, unload and search its context blocks."""
 
+import asyncio
+import inspect
 import json
+import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from actors.errors import BlockNotWritable, BlockTooLarge
+from actors.redaction import what_failed
 from actors.session.blocks import ContextBlock, ContextBlocks
 from actors.session.keys import entry_key
 from actors.session.prompt import number, percentage
 from actors.session.provider_checks import text_of
 from actors.session.skills import LOAD_TOOL, UNLOAD_TOOL, LoadedSkills, not_found
 from storage import json_text
+from storage.errors import InvalidArgument, StorageError
 from storage.maybe_async import settle
 
 Schema = dict[str, Any]
+
+logger = logging.getLogger("perdure.session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +45,17 @@ class Tool:
         mistake = _mistake(self.input_schema, arguments, "the input")
         if mistake is not None:
             return f"Error: {mistake}"
+        task = asyncio.current_task()
         try:
             answer = await settle(self.run(arguments))
         except BlockTooLarge as exc:
             label, tokens, limit = exc.args
             return f'Error: Block "{label}" exceeds maxTokens: {tokens} > {number(limit)}'
-        except Exception as exc:
+        except BaseException as exc:
+            if comes_from_outside(exc, task):
+                raise
+            if not isinstance(exc, StorageError):  # those say all there is to say
+                logger.warning("The tool %s failed: %s", self.name, what_failed(exc))
             return f"Error: {str(exc) or type(exc).__name__}"
         return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
 
@@ -57,14 +69,34 @@ class Tool:
         return {"name": self.name, "description": self.description, "input_schema": deepcopy(self.input_schema)}
 
 
+def comes_from_outside(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether what a tool's function raised was meant for those who run it, in ``task``: they are cancelled, closed or
+    interrupted. A function can raise the same on its own, say because what it waits for was cancelled: then it has failed."""
+    if isinstance(error, asyncio.CancelledError):
+        return task is None or task.cancelling() > 0
+    if isinstance(error, GeneratorExit):
+        return asyncio.current_task() is not task
+    return isinstance(error, KeyboardInterrupt)
+
+
 def openai_tools(tools: Mapping[str, Tool]) -> list[Schema]:
-    """All of ``await session.tools()`` (and others) as ``tools`` of OpenAI's chat completions."""
-    return [tool.to_openai() for tool in tools.values()]
+    """All of ``await session.tools()`` (and others) as ``tools`` of OpenAI's chat completions. Raises InvalidArgument."""
+    return [tool.to_openai() for tool in _all_of(tools)]
 
 
 def anthropic_tools(tools: Mapping[str, Tool]) -> list[Schema]:
-    """All of ``await session.tools()`` (and others) as ``tools`` of Anthropic's messages."""
-    return [tool.to_anthropic() for tool in tools.values()]
+    """All of ``await session.tools()`` (and others) as ``tools`` of Anthropic's messages. Raises InvalidArgument."""
+    return [tool.to_anthropic() for tool in _all_of(tools)]
+
+
+def _all_of(tools: Any) -> list[Tool]:
+    if inspect.isawaitable(tools):
+        raise InvalidArgument("The tools are not there yet: write openai_tools(await session.tools()), with the await.")
+    if not isinstance(tools, Mapping) or not all(isinstance(tool, Tool) for tool in tools.values()):
+        raise InvalidArgument(
+            "The tools must be a mapping of names to Tool objects, as await session.tools() gives it."
+        )
+    return list(tools.values())
 
 
 class ContextTools:

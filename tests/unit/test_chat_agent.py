@@ -667,7 +667,7 @@ async def test_a_model_that_refuses_leaves_the_question_and_no_secret_anywhere(
     server.answer("Fine.")
     async with chatting(tmp_path, server) as hall:
         error = await failed(hall, "my private question", "q1")
-        assert error == f"The model at {server.url} refused the request (HTTP 500, no reason given)."
+        assert error == f"The model 'tiny' at {server.url} refused the request (HTTP 500, no reason given)."
         assert [message["id"] for message in await history(hall)] == ["q1", "q1-reply"]
         _, message = await ask(hall, "my private question", "q1")  # B10: one question, then the reply
         assert await history(hall) == [text("q1", "my private question"), message]

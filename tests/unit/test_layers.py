@@ -91,7 +91,8 @@ def test_a_layer_of_actors_imports_no_layer_above_it(layer: str) -> None:
 
 def test_sessions_work_without_ray_sockets_and_the_rest_of_actors() -> None:
     used = {name for path in modules("actors/session") for name in imports(path) if is_in(name, "actors")}
-    assert [name for name in used if not (is_in(name, "actors.session") or is_in(name, "actors.errors"))] == []
+    allowed = ("actors.session", "actors.errors", "actors.redaction")  # the last two stand alone
+    assert [name for name in used if not any(is_in(name, each) for each in allowed)] == []
     assert offences("actors/session", "ray", "websockets") == []
 
 

@@ -73,7 +73,8 @@ async def test_what_a_model_does_wrong_is_one_sentence_without_key_and_messages(
         await openai_summarizer("http://127.0.0.1:9/v1", model="tiny", api_key=KEY, max_retries=0)("my secret prompt")
     errors.append(caught.value)
     assert [str(error) for error in errors] == [
-        f"The model at {server.url} refused the request (HTTP 401, no reason given).",
+        f"The model 'tiny' at {server.url} refused the request (HTTP 401, no reason given; check the key, which a server reads "
+        "from --model-key-file).",
         f"The answer of the model at {server.url} cannot be used: it holds no text.",
         f"The model at {server.url} cannot be reached: no answer within 0.2 s.",
         "The model at http://127.0.0.1:9/v1 cannot be reached: no connection can be made.",
