@@ -115,7 +115,7 @@ def _lines(fold: Fold) -> list[str]:
     for message in fold.turns:
         text = turn_text(message).strip()
         if text:
-            lines.append(f"{message['role']}: {_first_sentence(text)}")
+            lines.append(f"{message.get('role')}: {_first_sentence(text)}")
     return lines[-SUMMARY_LINES:]
 
 

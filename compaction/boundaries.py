@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from compaction.checks import check_number, check_whole
 from compaction.messages import Given, Message, plain
 from compaction.tokens import estimate_message_tokens
 from compaction.tool_pairs import Pair, is_call, is_result, pairs, parts, tool_call_id, waiting_and_abandoned
@@ -26,9 +27,10 @@ def align_boundary_forward(messages: Sequence[Given], index: int) -> int:
 
     A range may begin there: the message before it is not a call whose results the range would take away.
     """
-    if not 0 < index < len(messages):
-        return index
+    check_whole(index=index)
     whole = plain(messages)
+    if not 0 < index < len(whole):
+        return index
     calls = _calls(whole[index - 1])
     while index < len(whole) and calls & _results(whole[index]):
         index += 1
@@ -40,6 +42,7 @@ def align_boundary_backward(messages: Sequence[Given], index: int) -> int:
 
     A range may end before it: the message after it is not a result whose call the range would take away.
     """
+    check_whole(index=index)
     whole = plain(messages)
     while 0 < index < len(whole) and _calls(whole[index - 1]) & _results(whole[index], alone=True):
         index -= 1
@@ -70,11 +73,14 @@ def find_tail_cut_by_tokens(
     The tail is the newest messages that fit the budget, but at least one, and at least ``min_tail_messages`` where the
     messages after ``head_end`` are that many. It does not begin with the results of the call right before it.
     """
-    tail = newest_that_fit(map(estimate_one, reversed(plain(messages[max(0, head_end) :]))), tail_token_budget)
-    cut = len(messages) - tail
-    if tail < min_tail_messages and len(messages) - min_tail_messages >= head_end:
-        cut = len(messages) - min_tail_messages
-    return max(align_boundary_backward(messages, cut), min(head_end, cut))
+    check_whole(head_end=head_end, min_tail_messages=min_tail_messages)
+    check_number(tail_token_budget=tail_token_budget)
+    history = plain(messages)
+    tail = newest_that_fit(map(estimate_one, reversed(history[max(0, head_end) :])), tail_token_budget)
+    cut = len(history) - tail
+    if tail < min_tail_messages and len(history) - min_tail_messages >= head_end:
+        cut = len(history) - min_tail_messages
+    return max(align_boundary_backward(history, cut), min(head_end, cut))
 
 
 def newest_that_fit(costs: Iterable[float], budget: float) -> int:

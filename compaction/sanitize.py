@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compaction.messages import Given, plain
-from compaction.tool_pairs import Part, Place, links, open_calls, parts, places
+from compaction.tool_pairs import UNKNOWN, Part, Place, links, open_calls, own_name, parts, places
 from storage.records import timestamp
 
 STUB_RESULT = "[Result from earlier conversation — see context summary above]"  # text of the interface
@@ -48,6 +48,6 @@ def _lost_results(found: list[Place]) -> dict[int, set[int]]:
 
 
 def _stub(call: Part) -> dict[str, Any]:
-    call_id, name = call["toolCallId"], call.get("toolName")
-    result = {"type": "tool-result", "toolCallId": call_id, "toolName": name or "unknown", "result": STUB_RESULT}
+    call_id, name = call["toolCallId"], own_name(call) or UNKNOWN
+    result = {"type": "tool-result", "toolCallId": call_id, "toolName": name, "result": STUB_RESULT}
     return {"id": f"stub-{call_id}", "role": "assistant", "parts": [result], "createdAt": timestamp()}

@@ -9,5 +9,5 @@ __all__ = ["estimate_message_tokens", "estimate_string_tokens"]
 
 
 def estimate_message_tokens(messages: Iterable[Given]) -> int:
-    """The sum over messages: 4 each, and their parts (see `storage.tokens`)."""
+    """The sum over messages: 4 each, and their parts (see `storage.tokens`). Raises InvalidArgument for what are no messages."""
     return sum(map(estimate_one, plain(messages)))

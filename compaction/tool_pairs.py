@@ -10,6 +10,8 @@ with this id, to the first of them that has none yet. Whoever asks what belongs 
 An output that is marked ``preliminary`` answers nothing: its call is open until a final one has come.
 
 What a call asked for and what an answer says is read here too, by `input_of` and `answer_of`.
+
+Messages come from clients, and a field may hold any JSON: what is not of its kind counts as not there.
 """
 
 from collections import defaultdict, deque
@@ -41,6 +43,8 @@ APPROVAL_ABANDONED_AFTER = 100
 
 DENIED = "The user did not allow this call."
 
+UNKNOWN = "unknown"  # the name of a tool that has none; text of the interface
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -69,13 +73,25 @@ def is_tool_part(part: Any) -> bool:
 
 
 def tool_name(part: Part) -> str:
-    """What the tool is called: ``toolName``, else what the type says."""
-    name = part.get("toolName")
-    if isinstance(name, str) and name:
+    """What the tool is called: ``toolName``, else what the type says; never empty."""
+    name = own_name(part)
+    if name is not None:
         return name
-    kind = str(part.get("type"))
-    is_typed = kind.startswith("tool-") and kind not in ("tool-call", "tool-result")
-    return kind.removeprefix("tool-") if is_typed else "unknown"
+    kind = part.get("type")
+    if not isinstance(kind, str) or not kind.startswith("tool-") or kind in ("tool-call", "tool-result"):
+        return UNKNOWN
+    return kind.removeprefix("tool-").strip() or UNKNOWN
+
+
+def own_name(part: Part) -> str | None:
+    """``toolName``, if it names anything."""
+    name = part.get("toolName")
+    return name if isinstance(name, str) and name.strip() else None
+
+
+def _state(part: Part) -> str | None:
+    state = part.get("state")
+    return state if isinstance(state, str) else None
 
 
 def is_call(message: Message, part: Part) -> bool:
@@ -92,16 +108,17 @@ def is_result(message: Message, part: Part) -> bool:
 
 def has_any_output(part: Part) -> bool:
     """Whether a tool part holds an answer, final or not."""
-    return is_plain_result(part) or part.get("state") in FINAL_STATES or _has_output(part)
+    return is_plain_result(part) or _state(part) in FINAL_STATES or _has_output(part)
 
 
 def is_plain_result(part: Part) -> bool:
     """Whether a part is of the kinds that are results and nothing else. (A tool may be named "error": then it has a state.)"""
-    return part["type"] == "tool-result" or (part["type"] == "tool-error" and "error" in part and "state" not in part)
+    kind = part.get("type")
+    return kind == "tool-result" or (kind == "tool-error" and "error" in part and _state(part) is None)
 
 
 def _has_output(part: Part) -> bool:
-    if part.get("state") in WAITING_STATES:
+    if _state(part) in WAITING_STATES:
         return part.get("output") is not None or part.get("result") is not None
     return "output" in part or "result" in part
 
@@ -116,12 +133,12 @@ def answer_of(part: Part) -> str:
 
     Only for parts that hold an answer (`has_any_output`).
     """
-    state = part.get("state")
+    state = _state(part)
     if state == "output-denied":
         return DENIED
     output = next((part[field] for field in ("output", "result") if part.get(field) is not None), None)
     error = next((part[field] for field in ("errorText", "error") if part.get(field) is not None), None)
-    if state == "output-error" or (output is None and (error is not None or part["type"] == "tool-error")):
+    if state == "output-error" or (output is None and (error is not None or part.get("type") == "tool-error")):
         reason = output if error is None else error
         return f"Error: {'the tool failed' if reason in (None, '') else in_words(reason)}"
     return in_words(output)
@@ -134,7 +151,8 @@ def in_words(value: Any) -> str:
 
 def parts(message: Message) -> list[Part]:
     """The parts of a message that are objects."""
-    return [part for part in message.get("parts") or () if isinstance(part, Mapping)]
+    held = message.get("parts")
+    return [part for part in held if isinstance(part, Mapping)] if isinstance(held, (list, tuple)) else []
 
 
 def places(messages: Sequence[Message], *, preliminary: bool = False) -> Iterator[Place]:
@@ -144,7 +162,7 @@ def places(messages: Sequence[Message], *, preliminary: bool = False) -> Iterato
             call_id = tool_call_id(part)
             if call_id is not None:
                 answers = has_any_output(part) if preliminary else is_result(message, part)
-                asks = part.get("state") in APPROVAL_STATES
+                asks = _state(part) in APPROVAL_STATES
                 found = Place(index, number, call_id, is_call(message, part), answers, asks)
                 if found.is_call or found.is_result:
                     yield found

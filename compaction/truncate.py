@@ -7,6 +7,7 @@ a list a list, so that code that reads it goes on working.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compaction.checks import check_whole
 from compaction.cut import cut
 from compaction.messages import Given, Message, plain
 from compaction.tool_pairs import is_tool_part, parts
@@ -35,11 +36,14 @@ def truncate_older_messages(
     """`messages` with all but the newest ``keep_recent`` shortened; the given messages are not changed.
 
     Each text part is cut to ``max_text_chars`` and says so, each tool output is brought down to about ``max_tool_output_chars``.
+    Raises InvalidArgument for messages and numbers that are none.
     """
-    old = max(0, len(messages) - max(0, keep_recent))
+    check_whole(keep_recent=keep_recent, max_tool_output_chars=max_tool_output_chars, max_text_chars=max_text_chars)
+    history = plain(messages)
+    old = max(0, len(history) - max(0, keep_recent))
     return [
         _shortened(message, max_tool_output_chars, max_text_chars) if index < old else dict(message)
-        for index, message in enumerate(plain(messages))
+        for index, message in enumerate(history)
     ]
 
 

@@ -91,7 +91,7 @@ def _javascript_json(value: Any) -> str:
     if isinstance(value, float):
         return _javascript_number(value)
     if isinstance(value, int):
-        return _javascript_number(float(value)) if abs(value) > 2**53 else str(value)
+        return _javascript_number(_double(value)) if abs(value) > 2**53 else str(value)
     if isinstance(value, str):
         return json.dumps(clean(value), ensure_ascii=False)
     if isinstance(value, Mapping):
@@ -103,6 +103,13 @@ def _javascript_json(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_javascript_json, value)) + "]"
     return _javascript_json(_plain(value))
+
+
+def _double(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _javascript_number(value: float) -> str:

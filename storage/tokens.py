@@ -40,7 +40,8 @@ def estimate_message_tokens(messages: Iterable[Mapping[str, Any]]) -> int:
 
 def estimate_one(message: Mapping[str, Any]) -> int:
     """One message. The estimate of a list is the sum of these, which is why running sums are exact."""
-    return MESSAGE_TOKENS + sum(map(_part_tokens, message.get("parts") or ()))
+    parts = message.get("parts")
+    return MESSAGE_TOKENS + (sum(map(_part_tokens, parts)) if isinstance(parts, (list, tuple)) else 0)
 
 
 def utf16_length(text: str) -> int:

@@ -84,6 +84,17 @@ def test_text_made_to_look_like_images_is_counted_in_linear_time():
         assert estimate_one(message({"type": "text", "text": text})) >= len(text) // 4
 
 
+def test_a_number_too_large_for_javascript_counts_as_what_it_writes():
+    counts = [estimate_string_tokens(text) for text in ('{"n":[null]}', "null")]
+    parts = [{"type": "tool-f", "input": {"n": [10**400]}}, {"type": "tool-f", "output": -(10**400)}]
+    assert [estimate_message_tokens([{"parts": [part]}]) - 4 for part in parts] == counts
+
+
+@pytest.mark.parametrize("parts", [None, 5, True, "text", {"type": "text", "text": "words"}])
+def test_parts_that_are_no_list_count_nothing(parts):
+    assert estimate_message_tokens([{"id": "m", "role": "user", "parts": parts}]) == 4
+
+
 def test_odd_parts_are_counted_without_an_error():
     assert estimate_one({"id": "m", "role": "user"}) == 4
     assert estimate_one(message("not an object", {"type": 5, "text": 7}, {"text": [1.0]})) == 4 + 2 + 2
