@@ -10,7 +10,7 @@ from compaction.boundaries import (
     compute_summary_budget,
     find_tail_cut_by_tokens,
 )
-from compaction.errors import CompactionError, EmptySummary, InvalidSummary, InvalidTokenCount
+from compaction.errors import CompactionError, EmptySummary, InvalidSummary, InvalidTokenCount, LongSummary
 from compaction.overlays import COMPACTION_PREFIX, is_compaction_message
 from compaction.result import CompactContext, CompactFunction, CompactResult, Summary, TokenCounter, Usage
 from compaction.sanitize import sanitize_tool_pairs
@@ -29,6 +29,7 @@ __all__ = [
     "EmptySummary",
     "InvalidSummary",
     "InvalidTokenCount",
+    "LongSummary",
     "Summary",
     "TokenCounter",
     "Usage",

@@ -5,6 +5,7 @@
     CompactionError             a StorageError too, so that one ``except`` catches what Perdure raises
     ├── EmptySummary            the summarizer answered with nothing
     ├── InvalidSummary          the summarizer answered with something that is no text
+    ├── LongSummary             a summary longer than what it stands for, or than any may be
     └── InvalidTokenCount       the token counter answered with something that is no number
 
 Options and usage figures of the wrong kind are `storage.errors.InvalidArgument`. What the summarizer or the counter raises
@@ -23,12 +24,18 @@ class CompactionError(StorageError):
 class EmptySummary(CompactionError):
     code = "empty_summary"
     is_retryable = True
-    sentence = "The summarizer answered with an empty text; no summary was stored and the history is unchanged."
+    sentence = "The summary is an empty text; it was not stored and the history is unchanged."
 
 
 class InvalidSummary(CompactionError):
     code = "invalid_summary"
     sentence = "The summarizer answered with a {0}; it must return a str or a Summary. No summary was stored."
+
+
+class LongSummary(CompactionError):
+    code = "long_summary"
+    is_retryable = True
+    sentence = "A summary of {0} {2} is over the limit of {1}; it was not stored and the history is unchanged."
 
 
 class InvalidTokenCount(CompactionError):

@@ -4,9 +4,22 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, Strict, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    Strict,
+    field_validator,
+    model_serializer,
+)
 
+from compaction.errors import EmptySummary, LongSummary
 from storage.records import check_amounts
+from storage.tokens import utf16_length
+
+MAX_SUMMARY_CHARS = 400_000
+"""UTF-16 code units of a summary, whoever wrote it: about 100,000 tokens."""
 
 Messages: TypeAlias = list[dict[str, Any]]
 
@@ -26,10 +39,6 @@ class Usage:
         check_amounts(self.input_tokens, self.output_tokens, self.cost)
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What a summarizer may return instead of a bare text, if it knows what it cost."""
@@ -39,7 +48,10 @@ class Summary:
 
 
 class CompactResult(BaseModel):
-    """A summary, the first and last message that it stands for, and what it cost (left out of JSON when not known)."""
+    """A summary, the first and last message that it stands for, and what it cost (left out of JSON when not known).
+
+    Raises EmptySummary, and LongSummary for one of more than `MAX_SUMMARY_CHARS`.
+    """
 
     model_config = ConfigDict(populate_by_name=True, frozen=True)
 
@@ -47,6 +59,15 @@ class CompactResult(BaseModel):
     to_message_id: str = Field(alias="toMessageId")
     summary: str
     usage: Usage | None = None
+
+    @field_validator("summary")
+    @classmethod
+    def _check_summary(cls, summary: str) -> str:
+        if not summary.strip():
+            raise EmptySummary()
+        if len(summary) > MAX_SUMMARY_CHARS // 2 and (length := utf16_length(summary)) > MAX_SUMMARY_CHARS:
+            raise LongSummary(length, MAX_SUMMARY_CHARS, "characters")
+        return summary
 
     @model_serializer(mode="wrap")
     def _without_unknown_usage(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -62,9 +83,13 @@ class CompactResult(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CompactContext:
-    """The session's own counter, so that one counter can decide both when to compact and what."""
+    """What the session knows. Its own counter: so one counter can decide both when to compact and what.
+
+    ``threshold``: the estimate above which it compacts by itself; None if it does not.
+    """
 
     token_counter: TokenCounter | None = None
+    threshold: float | None = None
 
 
 CompactFunction: TypeAlias = Callable[..., Any]

@@ -5,7 +5,6 @@ Choosing and writing the prompt take time that grows with the history: that is d
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
@@ -18,9 +17,10 @@ from compaction.boundaries import (
     foldable,
     head_end,
 )
-from compaction.errors import EmptySummary, InvalidSummary, InvalidTokenCount
+from compaction.checks import check_number, check_whole, finite, is_number
+from compaction.errors import EmptySummary, InvalidSummary, InvalidTokenCount, LongSummary
 from compaction.messages import Given, Message, plain
-from compaction.result import CompactContext, CompactResult, Messages, Summary, is_number
+from compaction.result import CompactContext, CompactResult, Messages, Summary
 from compaction.summary_prompt import (
     MAX_PROMPT_CHARS,
     MIN_PROMPT_CHARS,
@@ -29,14 +29,21 @@ from compaction.summary_prompt import (
     turn_text,
     turns_of,
 )
+from compaction.tokens import estimate_message_tokens
 from compaction.tool_pairs import waiting_and_abandoned
 from storage.errors import InvalidArgument
 from storage.maybe_async import settle
 from storage.overlays import is_compaction_message
 from storage.records import clean
-from storage.tokens import estimate_one, utf16_length
+from storage.tokens import estimate_one, estimate_string_tokens, utf16_length
 
 log = logging.getLogger("perdure.compaction")
+
+TAIL_SHARE = 4
+"""The protected tail takes at most this part of the threshold, if nothing else is asked for."""
+
+FREE_SUMMARY_TOKENS = 1_000
+"""A summary up to this may be longer than what it stands for: the sections that are asked for take some room."""
 
 Summarize: TypeAlias = Callable[[str], "str | Summary | Awaitable[str | Summary]"]
 MessageCounter: TypeAlias = Callable[[Messages], "float | Awaitable[float]"]
@@ -48,7 +55,7 @@ class CompactOptions(TypedDict, total=False):
 
     summarize: Summarize
     protect_head: int
-    tail_token_budget: float
+    tail_token_budget: float | None
     min_tail_messages: int
     token_counter: MessageCounter | None
     max_prompt_chars: int
@@ -58,7 +65,7 @@ def create_compact_function(
     *,
     summarize: Summarize,
     protect_head: int = PROTECT_HEAD,
-    tail_token_budget: float = TAIL_TOKEN_BUDGET,
+    tail_token_budget: float | None = None,
     min_tail_messages: int = MIN_TAIL_MESSAGES,
     token_counter: MessageCounter | None = None,
     max_prompt_chars: int = MAX_PROMPT_CHARS,
@@ -70,6 +77,9 @@ def create_compact_function(
     (`compaction.tool_pairs.ABANDONED_AFTER`); and, with them, what belongs to a kept call or result. What an earlier
     summary says reaches ``summarize`` as the previous summary, to be updated.
 
+    Without ``tail_token_budget`` the tail is 20,000 tokens; in a session that compacts by itself (``compact_after``) at most a
+    quarter of its threshold, for a tail as large as the threshold would leave nothing to fold.
+
     ``summarize(prompt)`` returns a str or a `Summary`, async or not. ``token_counter([message])`` costs a message of the tail;
     without it the session's own counter does, and without that the estimate. One that is not async holds up the event loop,
     and with it every conversation of the process, until it returns: what takes time should be async.
@@ -78,18 +88,25 @@ def create_compact_function(
     fewer messages are folded, the oldest; the next compaction goes on. Of texts longer than a quarter of that, and of
     messages that cannot be parted, the middle is left out (see `build_summary_prompt`).
 
+    A summary must be shorter than what it stands for, unless it has no more than 1,000 tokens (as estimated), and have no more
+    than 400,000 characters: a longer one is a LongSummary.
+
     Raises InvalidArgument for options of the wrong kind. The function returns None when there is nothing to fold, and raises
-    EmptySummary, InvalidSummary, InvalidTokenCount and what ``summarize`` or the counter raise; then nothing has changed.
+    EmptySummary, InvalidSummary, LongSummary, InvalidTokenCount and what ``summarize`` or the counter raise; then nothing has
+    changed.
     """
-    _check_options(summarize, token_counter, tail_token_budget)
-    _check_numbers(protect_head=protect_head, min_tail_messages=min_tail_messages, max_prompt_chars=max_prompt_chars)
+    _check_functions(summarize, token_counter)
+    if tail_token_budget is not None:
+        check_number(0, tail_token_budget=tail_token_budget)
+    check_whole(0, protect_head=protect_head, min_tail_messages=min_tail_messages)
+    check_whole(MIN_PROMPT_CHARS, max_prompt_chars=max_prompt_chars)
 
     async def compact(messages: Sequence[Given], context: CompactContext | None = None) -> CompactResult | None:
         fold = await choose_fold(
             messages,
             context,
             protect_head=protect_head,
-            tail_token_budget=tail_token_budget,
+            tail_token_budget=_tail_budget(context) if tail_token_budget is None else tail_token_budget,
             min_tail_messages=min_tail_messages,
             token_counter=token_counter,
             max_prompt_chars=max_prompt_chars,
@@ -98,6 +115,9 @@ def create_compact_function(
             return None
         prompt = await asyncio.to_thread(fold.prompt, max_prompt_chars)
         summary = _checked(await settle(summarize(prompt)))
+        tokens = estimate_string_tokens(summary.text)
+        if tokens > FREE_SUMMARY_TOKENS and tokens >= (folded := await asyncio.to_thread(fold.tokens)):
+            raise LongSummary(tokens, folded, "tokens")
         return CompactResult(
             fromMessageId=fold.from_id, toMessageId=fold.to_id, summary=summary.text, usage=summary.usage
         )
@@ -114,15 +134,19 @@ class Fold:
 
     @property
     def from_id(self) -> str:
-        return str(self.turns[0]["id"])
+        return str(self.turns[0].get("id"))
 
     @property
     def to_id(self) -> str:
-        return str(self.turns[-1]["id"])
+        return str(self.turns[-1].get("id"))
 
     @property
     def previous_summary(self) -> str | None:
         return "\n\n".join(map(turn_text, self.summaries)) or None
+
+    def tokens(self) -> int:
+        """What the messages and the earlier summaries count that a new summary stands for."""
+        return estimate_message_tokens([*self.turns, *self.summaries])
 
     def prompt(self, max_prompt_chars: int) -> str:
         budget = compute_summary_budget(self.turns)
@@ -185,20 +209,18 @@ def _fitting(fold: Fold, middle: Sequence[Message], max_prompt_chars: int) -> in
     return len(middle)
 
 
-def _check_options(summarize: Any, counter: Any, budget: Any) -> None:
+def _tail_budget(context: CompactContext | None) -> float:
+    threshold = None if context is None else context.threshold
+    if threshold is None or not threshold < TAIL_TOKEN_BUDGET * TAIL_SHARE:
+        return TAIL_TOKEN_BUDGET
+    return max(0, threshold / TAIL_SHARE)
+
+
+def _check_functions(summarize: Any, counter: Any) -> None:
     if not callable(summarize):
         raise InvalidArgument("summarize must be a function that takes the prompt and returns the summary.")
     if counter is not None and not callable(counter):
         raise InvalidArgument("token_counter must be a function that takes a list of messages and returns a number.")
-    if not is_number(budget) or not budget >= 0:
-        raise InvalidArgument("tail_token_budget must be a number of at least 0.")
-
-
-def _check_numbers(**numbers: Any) -> None:
-    for name, value in numbers.items():
-        least = MIN_PROMPT_CHARS if name == "max_prompt_chars" else 0
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidArgument(f"{name} must be a whole number of at least {least}.")
 
 
 def _counter(own: MessageCounter | None, context: CompactContext | None) -> Callable[[Message], Any]:
@@ -223,15 +245,17 @@ async def _tail_length(messages: Sequence[Message], count: Callable[[Message], A
 
 
 def _number(count: Any) -> float:
-    """A count as the session takes it too: what is not finite or below 0 is 0."""
+    """A count as the session takes it too: what is not finite (or too large to be) or below 0 is 0."""
     if not is_number(count):
         raise InvalidTokenCount(type(count).__name__)
-    return float(count) if math.isfinite(count) and count > 0 else 0.0
+    return max(0.0, finite(count) or 0.0)
 
 
 def _warn_of_abandoned(messages: Sequence[Message], start: int, end: int) -> None:
     ids = {
-        messages[place.message]["id"] for place in waiting_and_abandoned(messages)[1] if start <= place.message < end
+        str(messages[place.message].get("id"))
+        for place in waiting_and_abandoned(messages)[1]
+        if start <= place.message < end
     }
     if ids:
         log.warning(

@@ -61,7 +61,7 @@ class Compactor:
         self._status = status
         self._function = function
         self._threshold = threshold
-        self._context = CompactContext(counter)
+        self._context = CompactContext(counter, threshold)
         self._on_error = on_error
         self.holder: Any = None
         """What must be alive while a run is: the session, through which the owner of the database finds the run."""

@@ -9,6 +9,7 @@ from actors.session.blocks import ContextBlocks
 from actors.session.history import History
 from actors.session.prompt import SystemPrompt
 from compaction import TokenCounter
+from compaction.checks import finite, is_number
 from storage.maybe_async import settle
 
 Frame = dict[str, Any]
@@ -96,6 +97,6 @@ class Status:
 
 def _whole(count: Any) -> int:
     """A counter's answer as a number of tokens: rounded up, never below 0; what is no finite number counts as 0."""
-    if isinstance(count, bool) or not isinstance(count, int | float) or not math.isfinite(count):
+    if not is_number(count) or finite(count) is None:
         return 0
     return max(0, math.ceil(count))

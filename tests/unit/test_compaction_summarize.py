@@ -1,12 +1,15 @@
 """`create_compact_function`: what it asks the summarizer and the counter, and what it makes of their answers."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from histories import Message, call, overlay, result, talk, text
 from pydantic import ValidationError
+from session_support import opened
 
+from actors.session import Session
 from compaction import (
     CompactContext,
     CompactionError,
@@ -15,12 +18,15 @@ from compaction import (
     EmptySummary,
     InvalidSummary,
     InvalidTokenCount,
+    LongSummary,
     Summary,
     Usage,
     build_summary_prompt,
     create_compact_function,
+    estimate_message_tokens,
     is_compaction_message,
 )
+from compaction.result import MAX_SUMMARY_CHARS
 from storage.errors import InvalidArgument
 from storage.records import SessionMessage
 
@@ -125,11 +131,105 @@ async def test_a_count_that_is_not_finite_or_negative_is_none_and_one_that_is_no
     def counting(count: Any) -> Any:
         return create_compact_function(summarize=lambda _: "s", token_counter=lambda _: count, protect_head=0)
 
-    for count in (math.nan, math.inf, -5):
+    for count in (math.nan, math.inf, -5, 10**400, -(10**400)):
         assert await counting(count)(talk(9)) is None
     for count in (None, "12", True):
         with pytest.raises(InvalidTokenCount):
             await counting(count)(talk(9))
+
+
+async def test_a_summary_longer_than_what_it_stands_for_is_an_error_unless_it_is_short() -> None:
+    short, long = "word " * 700, "word " * 900  # 910 and 1,170 tokens
+    assert (await says(short)(talk(9))).summary == short
+    with pytest.raises(LongSummary, match=r"^A summary of 1170 tokens is over the limit of \d\d; it was not stored"):
+        await says(long)(talk(9))
+    assert (await says(long)([text(f"m{number}", words="word " * 200) for number in range(9)])).summary == long
+    held = overlay("1", "word " * 1_000)
+    assert (await says(long)([text("m0"), held, *talk(5, "n")])).summary == long  # an earlier summary is replaced too
+
+
+@pytest.mark.parametrize("character", ["x", "é", "😀"])
+async def test_no_summary_is_over_the_limit_whoever_wrote_it(character: str) -> None:
+    most = MAX_SUMMARY_CHARS // (2 if character == "😀" else 1)
+    assert CompactResult(fromMessageId="a", toMessageId="b", summary=character * most)
+    given = {"fromMessageId": "a", "toMessageId": "b", "summary": character * (most + 1)}
+    with pytest.raises(LongSummary, match="characters is over the limit of 400000;"):
+        CompactResult.model_validate(given)
+    messages = [text(f"m{number}", words="word " * 200_000) for number in range(4)]
+    with pytest.raises(LongSummary):
+        await says(given["summary"])(messages)
+
+
+@pytest.mark.parametrize("blank", ["", " \n\t", "\u2003"])
+def test_no_result_has_an_empty_summary(blank: str) -> None:
+    with pytest.raises(EmptySummary):
+        CompactResult(fromMessageId="a", toMessageId="b", summary=blank)
+
+
+@pytest.mark.parametrize("answer", [EmptySummary, LongSummary])
+async def test_a_function_of_one_s_own_stores_no_empty_and_no_long_summary(tmp_path: Path, answer: type) -> None:
+    summary = " " if answer is EmptySummary else "x" * (MAX_SUMMARY_CHARS + 1)
+    told: list[Exception] = []
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).compact_after(10).on_compaction_error(told.append)
+        session.on_compaction(lambda messages: {"fromMessageId": "m0", "toMessageId": "m1", "summary": summary})
+        for message in talk(3):
+            await session.append_message(message)
+            await session.settled()
+        assert told
+        assert {type(error) for error in told} == {answer}
+        assert await session.compact() is None
+        assert await session.get_history() == talk(3)
+
+
+# ---- the protected tail --------------------------------------------------------------------------------------
+
+
+def without_budget(**options: Any) -> Any:
+    return create_compact_function(summarize=lambda _: "s", **options)
+
+
+async def test_the_tail_is_at_most_a_quarter_of_the_threshold_where_no_budget_is_given() -> None:
+    async def kept(threshold: float | None, **options: Any) -> int | None:
+        context = CompactContext(lambda **_: 100, threshold)
+        result = await without_budget(**options)(talk(400), context)
+        return None if result is None else 399 - int(result.to_message_id.removeprefix("m"))
+
+    assert await kept(None) == 200
+    assert await kept(2_000) == 5
+    assert await kept(2_099.5) == 5
+    assert await kept(80_000) == 200
+    for large in (10**6, 10**400, math.inf, math.nan):
+        assert await kept(large) == 200
+    for small in (0, 3, -5):
+        assert await kept(small) == 2
+    assert await kept(2_000, tail_token_budget=20_000) == 200
+    assert await kept(2_000, tail_token_budget=None) == 5
+    assert await kept(80_000, tail_token_budget=1_000) == 10
+
+
+async def test_a_session_with_a_small_threshold_is_compacted_without_any_other_option(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).compact_after(2_000)
+        session.on_compaction(create_compact_function(summarize=lambda prompt: "what was said"))
+        messages = [text(f"m{number}", words="word " * 60) for number in range(40)]
+        assert 3_200 < estimate_message_tokens(messages) < 3_400
+        for message in messages:
+            await session.append_message(message)
+            await session.settled()
+            assert estimate_message_tokens(await session.get_history()) <= 2_000
+        history = await session.get_history()
+        assert [message["id"] for message in history[:3]] == ["m0", "m1", "m2"]
+        assert [message["id"] for message in history if is_compaction_message(message)] == [history[3]["id"]]
+        assert history[-1]["id"] == "m39"
+
+
+async def test_a_session_that_is_compacted_by_hand_alone_protects_20_000_tokens(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(create_compact_function(summarize=lambda prompt: "s"))
+        for number in range(40):
+            await session.append_message(text(f"m{number}", words="word " * 60))
+        assert await session.compact() is None
 
 
 async def test_messages_may_be_models() -> None:
