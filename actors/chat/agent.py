@@ -77,9 +77,9 @@ class ChatAgent(Conversation):
 
         ``message_id`` is the question's id. Called again with it, the question is not doubled: a complete reply is returned as
         it is, one that was cut short is gone on with where it is (tools that ran are not run again). A cancelled reply is
-        complete, so its fragment comes back: to try again, ask with a new id. The id alone says which question it is: with another
-        ``text`` the old question is answered, and the text is dropped. One turn runs at a time; another waits for it. Raises
-        `ModelError`; question and partial reply stay.
+        complete, so its fragment comes back: to try again, ask with a new id. The id alone says which question it is: with
+        another ``text`` the old question is answered, and the text is dropped. One turn runs at a time; another waits for it.
+        Raises `ModelError`; question and partial reply stay.
 
         The reply is right below its question, and the model is told the path to that question, not what others have appended
         since. A new question becomes the latest leaf with its empty reply, in one moment; what is appended while the reply is

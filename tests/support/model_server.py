@@ -56,7 +56,7 @@ class Reply:
 
     pieces: Sequence[str] = ()
     calls: Sequence[tuple[str, str, str]] = ()
-    usage: tuple[int, int] = (10, 5)
+    usage: tuple[Any, Any] = (10, 5)
     finish: str | None = None  # left out: stop, or tool_calls
     status: int = 200
     error: Json = field(default_factory=lambda: {"message": "no", "type": "scripted", "code": "scripted_error"})
@@ -64,6 +64,7 @@ class Reply:
     pause_before: int | None = None  # wait for `go` before this piece
     cut_before: int | None = None  # close the connection before this piece
     raw_before: dict[int, str] = field(default_factory=dict)  # bytes of the stream before a piece, as they are
+    endless: str = ""  # sent again and again in place of an end, until the client goes
     silent: bool = False  # accept, and never answer
     has_end: bool = True  # whether there is a finish_reason
     go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -166,6 +167,10 @@ class ModelServer:
                 if piece is not None:
                     _event(writer, {"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]})
                     await writer.drain()
+            while reply.endless and not reply.is_gone.is_set():
+                _chunk(writer, reply.endless)
+                await writer.drain()
+                await asyncio.sleep(0.01)  # its pace
             for event in _ending(reply):
                 _event(writer, event)
             _chunk(writer, "data: [DONE]\n\n")
@@ -204,7 +209,7 @@ def _whole(reply: Reply) -> Json:
 
 def _usage(reply: Reply) -> Json:
     tokens_in, tokens_out = reply.usage
-    return {"prompt_tokens": tokens_in, "completion_tokens": tokens_out, "total_tokens": tokens_in + tokens_out}
+    return {"prompt_tokens": tokens_in, "completion_tokens": tokens_out}
 
 
 def _event(writer: asyncio.StreamWriter, event: Json) -> None:

@@ -9,6 +9,7 @@ import string
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,16 @@ from actors.agent import agent_info
 from actors.chat import reply as reply_module
 from actors.chat.model_messages import NO_ANSWER, model_messages
 from actors.chat.tools import FunctionTool, ToolFailed
+from actors.chat.turn import MAX_CALLS
 from actors.conversation.events import Failure, Result
+from actors.errors import ModelAnswerBroken, ModelUnreachable
+from actors.models import Model, open_model
 from actors.session.tools import Tool
-from compaction import estimate_message_tokens
+from compaction import Usage, estimate_message_tokens
 from storage import access, sessions
 from storage.checkpoints import ConversationKey, MemoryStore
 from storage.errors import InvalidArgument, LimitExceeded, StoreUnavailable
-from storage.records import clean
+from storage.records import clean, encode
 from storage.sessions import NewSession
 
 Json = dict[str, Any]
@@ -367,6 +371,177 @@ async def test_what_a_tool_does_wrong_is_told_to_the_model(
         assert message["parts"][-1] == {"type": "text", "text": "Sorry."}
 
 
+def nested(depth: int) -> str:
+    return '{"a": ' + "[" * depth + "]" * depth + "}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (nested(125), "nested too deeply"),
+        (nested(900), "nested too deeply"),
+        (nested(200_000), "nested too deeply"),
+        ('{"a": 1' + "0" * 400 + "}", "a number is too large"),
+    ],
+)
+async def test_arguments_that_a_message_cannot_hold_are_an_error_for_the_model(
+    server: ModelServer, tmp_path: Path, arguments: str, why: str
+) -> None:
+    server.answer(calls=[("c1", "add", arguments), ("c2", "add", nested(124)), ("c3", "add", '{"a": 1, "b": 2}')])
+    server.answer("Sorry.")
+    async with chatting(tmp_path, server) as hall:
+        chunks, message = await ask(hall, "Go", "q1")
+        first, second, third = tool_parts(message)
+        assert first["state"] == "output-error"
+        assert first["errorText"] == f"Not run: the arguments cannot be kept: {why}."
+        assert first["input"] == arguments
+        assert second["errorText"].startswith("a: Input should be a valid integer")
+        assert third["output"] == 3
+        results = {chunk["toolCallId"]: chunk for chunk in chunks if chunk["type"] == "tool-result"}
+        assert results["c1"]["errorText"] == first["errorText"]
+        assert message["parts"][-1] == {"type": "text", "text": "Sorry."}
+        assert await history(hall) == [text("q1", "Go"), message]
+
+
+@dataclass
+class Weather:
+    sun: bool
+
+
+async def test_answers_that_a_message_cannot_hold_are_made_plain_or_an_error(
+    server: ModelServer, tmp_path: Path
+) -> None:
+    class Odd(Helper):
+        def tools(self) -> Any:
+            return {
+                "deep": lambda: json.loads(nested(200)),
+                "long": lambda: 10**400,
+                "data": lambda: Weather(sun=True),
+                "tuple": lambda: (1, {2: {3}}),
+            }
+
+    server.answer(calls=[(name, name, "{}") for name in ("deep", "long", "data", "tuple")])
+    async with chatting(tmp_path, server, Odd) as hall:
+        _, message = await ask(hall, "Go", "q1")
+        deep, long, data, pair = tool_parts(message)
+        assert deep["errorText"] == "nested too deeply"
+        assert long["errorText"] == "a number is too large"
+        assert data["output"] == {"sun": True}
+        assert pair["output"] == [1, {"2": [3]}]
+        assert message["metadata"]["status"] == "done"
+
+
+async def test_whatever_a_tool_raises_is_an_error_for_the_model_and_a_line_in_the_log_without_its_text(
+    server: ModelServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def cancelled() -> str:
+        work = asyncio.create_task(asyncio.sleep(60))
+        work.cancel()
+        await work
+        return "never"
+
+    async def late() -> str:
+        raise TimeoutError("a secret address")
+
+    async def closed() -> str:
+        raise GeneratorExit("secret")
+
+    def leave() -> str:
+        raise SystemExit("secret")
+
+    def ended() -> str:
+        return next(iter(()))
+
+    async def odd(input: Json) -> str:
+        raise LookupError("secret")
+
+    class Failing(Helper):
+        def tools(self) -> Any:
+            given = {"cancelled": cancelled, "late": late, "closed": closed, "leave": leave, "ended": ended}
+            return {**given, "fail": self.fail, "odd": Tool("odd", "Fails.", {"type": "object"}, odd)}
+
+    names = ["cancelled", "late", "closed", "leave", "ended", "fail", "odd"]
+    server.answer(calls=[(name, name, "{}") for name in names])
+    async with chatting(tmp_path, server, Failing) as hall:
+        _, message = await ask(hall, "Go", "q1")
+        assert [part["errorText"] for part in tool_parts(message)] == [
+            "Unknown error occurred",
+            "Internal error (TimeoutError)",
+            "secret",
+            "secret",
+            "StopIteration",
+            "the airline is closed",
+            "secret",
+        ]
+        assert message["metadata"]["status"] == "done"
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("The tool ")]
+    kinds = [
+        "CancelledError",
+        "TimeoutError",
+        "GeneratorExit",
+        "SystemExit",
+        "RuntimeError",
+        "RuntimeError",
+        "LookupError",
+    ]
+    for name, kind in zip(names, kinds, strict=True):
+        told = [line for line in lines if line.startswith(f"The tool {name} failed: {kind} at ")]
+        assert len(told) == 1
+        assert "test_chat_agent.py:" in told[0]
+    assert "secret" not in caplog.text
+    assert "airline" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", "two words", "ä", "x" * 65, "a.b", "end\n"])
+async def test_a_tool_that_no_endpoint_would_take_is_refused_by_its_name(
+    server: ModelServer, tmp_path: Path, name: str
+) -> None:
+    class Odd(Helper):
+        def tools(self) -> Any:
+            return {name: self.add}
+
+    async with chatting(tmp_path, server, Odd) as hall:
+        error = await failed(hall, "Go", "q1")
+        assert error == f"the tool {name!r} needs a name of 1 to 64 letters, digits, '_' and '-'"
+        assert server.requests == []
+
+
+async def test_so_many_calls_of_one_answer_are_run_and_the_others_are_errors(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answer(calls=[(f"c{number}", "add", f'{{"a": {number}, "b": 1}}') for number in range(1_000)])
+    server.answer("Done.")
+    async with chatting(tmp_path, server) as hall, counted_updates(hall, monkeypatch) as sizes:
+        chunks, message = await ask(hall, "Go", "q1")
+        assert len(Helper.calls) == MAX_CALLS == 128
+        found = tool_parts(message)
+        assert [part["output"] for part in found[:128]] == list(range(1, 129))
+        assert {part["errorText"] for part in found[128:]} == {"Not run: one answer may ask for 128 calls at most."}
+        assert len(found) == 1_000
+        assert len([chunk for chunk in chunks if chunk["type"] == "tool-result"]) == 1_000
+        assert sum(sizes) <= 8 * reply_module.size_of(message)
+        assert len([m for m in server.requests[1]["messages"] if m["role"] == "tool"]) == 1_000
+
+
+async def test_an_answer_of_nothing_but_calls_is_broken_at_some_number(server: ModelServer, tmp_path: Path) -> None:
+    server.answer(calls=[(f"c{number}", "add", "{}") for number in range(1_025)])
+    async with chatting(tmp_path, server) as hall:
+        assert "it asks for more than 1,024 calls." in await failed(hall, "Go", "q1")
+        assert Helper.calls == []
+
+
+async def test_many_calls_of_the_tools_of_a_session_are_not_stored_once_for_each(
+    server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = json.dumps({"label": "memory", "content": "x" * 2_000})
+    server.answer(calls=[(f"c{number}", "set_context", arguments) for number in range(100)])
+    server.answer("Done.")
+    async with chatting(tmp_path, server) as hall, counted_updates(hall, monkeypatch) as sizes:
+        _, message = await ask(hall, "Go", "q1")
+        assert {part["output"].partition(".")[0] for part in tool_parts(message)} == {"Written to memory"}
+        assert sum(sizes) <= 12 * reply_module.size_of(message)
+
+
 async def test_an_answer_of_a_tool_that_a_message_cannot_hold_is_an_error_for_the_model(
     server: ModelServer, tmp_path: Path
 ) -> None:
@@ -659,6 +834,121 @@ async def test_a_model_that_falls_silent_is_given_up(server: ModelServer, tmp_pa
         assert (await history(hall))[1]["parts"] == [{"type": "text", "text": "Half an "}]
 
 
+def delta(**fields: Any) -> str:
+    return f"data: {json.dumps({'choices': [{'index': 0, 'delta': fields}]})}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("endless", "why"),
+    [
+        (": still there\n\n", "no answer within 0.3 s"),
+        (": still there\n", "no answer within 0.3 s"),
+        (delta(), "no answer within 0.3 s"),
+        (delta(role="assistant", content=""), "no answer within 0.3 s"),
+        (delta(reasoning_content="Hm."), "its answer took longer than 0.8 s"),
+        (delta(content="more "), "its answer took longer than 0.8 s"),
+    ],
+)
+async def test_a_model_that_never_ends_is_given_up_and_the_next_turn_begins(
+    server: ModelServer, tmp_path: Path, endless: str, why: str
+) -> None:
+    reply = server.answer("Half an ", endless=endless)
+    server.answer("Here I am.")
+    async with chatting(tmp_path, server, model_seconds=0.3, model_answer_seconds=0.8) as hall:
+        hall.send("next", "chat", "And you?", "q2")
+        hall.send("first", "chat", "Go", "q1")
+        server.script.rotate(1)
+        answer = await hall.answer("first")
+        assert isinstance(answer, Failure)
+        assert answer.error == f"The model at {server.url} cannot be reached: {why}."
+        await asyncio.wait_for(reply.is_gone.wait(), 5)
+        assert isinstance(await hall.answer("next"), Result)
+        first = await hall.call("getMessage", "q1-reply")
+        assert first["metadata"]["status"] == "error"
+        assert first["parts"][0]["text"].startswith("Half an ")
+
+
+async def test_a_summary_that_never_comes_is_given_up(server: ModelServer) -> None:
+    server.answer(silent=True)
+    async with open_model(Model("tiny", server.url, seconds=60.0, retries=0, answer_seconds=0.3)) as client:
+        with pytest.raises(ModelUnreachable, match=r"its answer took longer than 0\.3 s"):
+            await client.complete([{"role": "user", "content": "Go"}])
+
+
+async def test_what_an_endpoint_sends_at_once_is_bounded(server: ModelServer, tmp_path: Path) -> None:
+    """One event, whatever it is made of; not all of a stream, of which nothing is held."""
+    most = 2 * 2_048 + 1024 * 1024
+    broken = f"The answer of the model at {server.url} cannot be used: it is larger than {most:,} bytes."
+    comment = ": " + "x" * 1_000 + "\r\n\r\n"
+    async with chatting(tmp_path, server, max_message_bytes=2_048) as hall:
+        server.answer("Fine.", raw_before={0: comment * 2_000})
+        assert (await ask(hall, "Go", "q1"))[1]["metadata"]["status"] == "done"
+        for number, event in enumerate(["data: " + "x" * (most + 1), ("data: " + "x" * 1_000 + "\n") * 1_100]):
+            reply = server.answer("Fine.", raw_before={0: event}, pause_before=0)
+            assert await failed(hall, "Go", f"large{number}") == broken
+            await asyncio.wait_for(reply.is_gone.wait(), 5)
+        half = "x" * (most // 2 + 10)
+        server.answer(calls=[("c1", "add", half), ("c2", "add", half)])
+        assert await failed(hall, "Go", "q3") == broken
+    async with open_model(Model("tiny", server.url, retries=0, max_bytes=10_000)) as client:
+        server.answer("x" * 9_000)
+        assert (await client.complete([{"role": "user", "content": "Go"}]))[0] == "x" * 9_000
+        for reply in ({"pieces": ["x" * 10_000]}, {"status": 400, "error": {"message": "x" * 10_000}}):
+            server.script.append(Reply(**reply))
+            with pytest.raises(ModelAnswerBroken, match=r"it is larger than 10,000 bytes"):
+                await client.complete([{"role": "user", "content": "Go"}])
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_to_another_origin_is_not_followed(server: ModelServer, tmp_path: Path, status: int) -> None:
+    async with model_server() as other, chatting(tmp_path, server) as hall:
+        server.answer(status=status, headers=[("Location", f"{other.url}/chat/completions")])
+        assert await failed(hall, "Go", "q1") == (
+            f"The model 'tiny' at {server.url} refused the request (HTTP {status}, it points to another address, which is not "
+            "followed)."
+        )
+        assert other.requests == []
+        assert len(server.requests) == 1
+
+
+async def test_a_redirect_at_home_is_followed(server: ModelServer, tmp_path: Path) -> None:
+    server.answer(status=307, headers=[("Location", "/v1/chat/completions?again")])
+    server.answer("Here.")
+    async with chatting(tmp_path, server) as hall:
+        assert (await ask(hall, "Go", "q1"))[1]["parts"] == [{"type": "text", "text": "Here."}]
+        assert server.requests[0] == server.requests[1]
+
+
+@pytest.mark.parametrize("count", [10**399, 2**60, True, -1, "ten", None, [1], 1.5])
+async def test_a_count_of_tokens_that_is_none_is_ignored(server: ModelServer, tmp_path: Path, count: Any) -> None:
+    server.answer("Fine.", usage=(count, count))
+    server.answer("Again.", usage=(count, 7))
+    async with chatting(tmp_path, server) as hall:
+        _, message = await ask(hall, "Go", "q1")
+        assert message["metadata"]["status"] == "done"
+        assert "usage" not in message["metadata"]
+        _, message = await ask(hall, "Go", "q2")
+        assert message["metadata"]["usage"] == {"inputTokens": 0, "outputTokens": 7}
+
+
+@pytest.mark.parametrize("reason", [{"a": 1}, ["stop"], 7, "x" * 5_000])
+async def test_a_reason_of_any_kind_ends_an_answer(server: ModelServer, tmp_path: Path, reason: Any) -> None:
+    server.answer("Fine.", finish=reason)
+    async with chatting(tmp_path, server) as hall:
+        _, message = await ask(hall, "Go", "q1")
+        assert message["metadata"]["status"] == "done"
+        assert message["metadata"]["finishReason"] == ("x" * 64 if isinstance(reason, str) else "unknown")
+
+
+async def test_a_key_that_is_refused_is_said_to_be_checked(server: ModelServer, tmp_path: Path) -> None:
+    server.answer(status=401)
+    async with chatting(tmp_path, server) as hall:
+        error = await failed(hall, "Go", "q1")
+        assert error.startswith(
+            f"The model 'tiny' at {server.url} refused the request (HTTP 401, scripted_error; check the key"
+        )
+
+
 async def test_a_model_that_refuses_leaves_the_question_and_no_secret_anywhere(
     server: ModelServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -682,6 +972,20 @@ async def test_a_complete_reply_is_returned_and_not_made_again(server: ModelServ
         _, first = await ask(hall, "Go", "q1")
         chunks, second = await ask(hall, "Go", "q1")
         assert (first, chunks) == (second, [])
+        assert len(server.requests) == 1
+
+
+async def test_an_id_that_is_no_unicode_is_one_question_all_the_same(server: ModelServer, tmp_path: Path) -> None:
+    reply = server.answer("One ", "answer", pause_before=1)
+    async with chatting(tmp_path, server) as hall:
+        hall.send("one", "chat", "Go", "q\ud800")
+        await asyncio.wait_for(reply.is_paused.wait(), 5)
+        assert await hall.call("cancelChat", "q\ud800") is True
+        await hall.answer("one")
+        _, message = await ask(hall, "Go", "q\ud800")
+        assert message["id"] == "q\ufffd-reply"
+        assert message["metadata"]["status"] == "cancelled"
+        assert await ask(hall, "Go", "q\ufffd") == ([], message)
         assert len(server.requests) == 1
 
 
@@ -1226,6 +1530,133 @@ def test_what_is_cut_fits_and_begins_as_the_whole(texts: list[str | None], limit
         assert clean(parts[len(kept) - 1]["text"]).startswith(kept[-1]["text"])
 
 
+# ---- whatever is stored ------------------------------------------------------------------------------------------
+
+
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 10**20) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+def objects(**plausible: list[Any]) -> st.SearchStrategy[Json]:
+    """Objects with some of these fields: as they should be, or any JSON."""
+    fields = {name: st.sampled_from(values) | any_json for name, values in plausible.items()}
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+TYPES = ("f", "", " ", "result", "call", "error")
+odd_parts = objects(
+    type=[*("text", "file", "image", "step-start", "dynamic-tool"), *(f"tool-{name}" for name in TYPES)],
+    toolCallId=["a", "b"],
+    toolName=["f", "", " ", "two words", "ä"],
+    state=["input-available", "output-available", "output-error", "output-denied", "approval-requested"],
+    text=["hi"],
+    url=["data:text/plain;base64,eA==", "data:,x", "https://x.example/y", "eA=="],
+    mediaType=["image/png", "text/plain"],
+    preliminary=[True],
+    **{name: ["x"] for name in ("input", "args", "output", "result", "errorText", "error", "image", "data")},
+    **{name: ["x"] for name in ("mimeType", "filename", "name")},
+)
+odd_metadata = objects(
+    replyTo=["q1"],
+    status=["streaming", "error", "done"],
+    usage=[{"inputTokens": 5, "outputTokens": 5}, {"inputTokens": "x"}],
+    error=["no"],
+    finishReason=["stop"],
+    model=["tiny"],
+)
+
+
+@st.composite
+def odd_messages(draw: st.DrawFn) -> list[Json]:
+    """A question, a message with the id of its reply, and others."""
+    messages: list[Json] = [text("q1", "Go")]
+    for identity in ["q1-reply", *draw(st.lists(st.sampled_from(["m1", "m2", "m3"]), unique=True))]:
+        role = draw(st.sampled_from(["assistant", "assistant", "user", "system", "tool"]))
+        message = {"id": identity, "role": role, "parts": draw(st.lists(odd_parts, max_size=4))}
+        messages.append({**message, **draw(st.fixed_dictionaries({}, optional={"metadata": odd_metadata | any_json}))})
+    return messages
+
+
+class Stored:
+    """The part of a `Session` that a reply uses, over a dictionary."""
+
+    def __init__(self, messages: list[Json]) -> None:
+        self.messages = {message["id"]: encode(message)[0] for message in messages}
+
+    async def get_message(self, identity: str) -> Json | None:
+        return self.messages.get(identity)
+
+    async def get_history(self, leaf: str) -> list[Json]:
+        return list(self.messages.values())
+
+    async def update_message(self, message: Json) -> None:
+        self.messages[message["id"]] = encode(message)[0]
+
+
+@settings(max_examples=2_000 if os.environ.get("PERDURE_LONG") else 150, deadline=None)
+@given(odd_messages())
+def test_no_message_that_can_be_stored_breaks_a_chat(messages: list[Json]) -> None:
+    async def turn() -> None:
+        stored: Any = Stored(messages)
+        try:
+            reply = await reply_module.Reply.begin(stored, "q1", "Go", model="tiny", limit=100_000)
+        except InvalidArgument:  # another message with that id
+            reply = reply_module.Reply(
+                stored, encode({**messages[1], "role": "assistant", "metadata": {"replyTo": "q1"}})[0], 9_999
+            )
+        history = await reply_module.seal_dead(stored, await reply.path(), reply.id)
+        told = model_messages(history, "Prompt")
+        assert problems(told) == []
+        json.dumps(told)
+        reply.add_text("Hello")
+        call = reply.add_call("a", "f", {})
+        reply.end_step(Usage(3, 4), "tool_calls")
+        await reply.answer(call, {"state": "output-available", "output": 1})
+        ended = await reply.finish("done")
+        assert ended["metadata"]["usage"]["inputTokens"] in (3, 8)
+        assert stored.messages["q1-reply"] == ended
+        for limit in (10, 300):
+            reply_module.cut(ended, limit)
+
+    asyncio.run(turn())
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"parts": [{"type": "tool-x", "toolCallId": "c", "state": ["x"], "input": {}}]},
+        {"parts": [{"type": "tool-", "toolCallId": "c", "state": "output-available", "input": {}, "output": "o"}]},
+        {"parts": [{"type": "tool-x", "toolCallId": "c"}], "metadata": {"replyTo": [], "status": ["streaming"]}},
+        {"parts": [{"type": "tool-x", "toolCallId": "c"}], "metadata": {"replyTo": [], "status": "streaming"}},
+        {"parts": [], "metadata": 5},
+    ],
+)
+async def test_an_odd_message_does_not_end_the_chat_of_its_conversation(
+    server: ModelServer, tmp_path: Path, odd: Json
+) -> None:
+    async with chatting(tmp_path, server) as hall:
+        await hall.call("appendMessage", {"id": "odd", "role": "assistant", **odd})
+        for number in range(2):
+            _, message = await ask(hall, "Go", f"q{number}")
+            assert message["metadata"]["status"] == "done"
+
+
+@pytest.mark.parametrize("usage", [5, [], None, {"inputTokens": "x", "outputTokens": [1]}, {"inputTokens": True}])
+async def test_an_odd_count_in_a_reply_that_is_gone_on_with_counts_nothing(
+    server: ModelServer, tmp_path: Path, usage: Any
+) -> None:
+    async with chatting(tmp_path, server) as hall:
+        await hall.call("appendMessage", text("q1", "Go"))
+        dead = dead_reply()
+        dead["metadata"]["usage"] = usage
+        await hall.call("appendMessage", dead)
+        _, message = await ask(hall, "Go", "q1")
+        assert message["metadata"]["usage"] == {"inputTokens": 10, "outputTokens": 5}
+
+
 # ---- the history for a model ------------------------------------------------------------------------------------
 
 
@@ -1381,6 +1812,25 @@ def test_a_denied_and_a_failed_call_are_told_in_words() -> None:
     _, denied, failure = model_messages([assistant(*parts)])
     assert (denied["content"], failure["content"]) == ("The user did not allow this call.", "Error: no")
     assert NO_ANSWER not in denied["content"]
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ({"type": "tool-"}, "unknown"),
+        ({"type": "tool-", "toolName": ""}, "unknown"),
+        ({"type": "dynamic-tool", "toolName": "ä b"}, "_b"),
+        ({"type": "tool-" + "x" * 90}, "x" * 64),
+    ],
+)
+def test_every_name_of_a_tool_is_one_that_endpoints_take(part: Json, name: str) -> None:
+    call, _ = model_messages([assistant({"toolCallId": "a", "input": {}, "output": "x", **part})])
+    assert call["tool_calls"][0]["function"]["name"] == name
+
+
+def test_a_system_message_without_words_is_left_out() -> None:
+    image = {"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,eA=="}
+    assert model_messages([{"id": "s", "role": "system", "parts": [image]}]) == []
 
 
 def test_images_and_files_are_told_as_such() -> None:

@@ -1,5 +1,6 @@
 """The tools as model providers take them, and whatever a model may send them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from actors.chat.model_messages import model_messages
 from actors.session import Session, Tool, anthropic_tools, openai_tools
 from actors.session.keys import entry_key
 from actors.session.manager import SessionManager
+from actors.session.tools import Schema
 from storage import AgentSearchProvider, R2SkillProvider
+from storage.errors import InvalidArgument
 
 NAMES = ["set_context", "load_context", "unload_context", "search_context", "session_search"]
 
@@ -260,3 +263,76 @@ async def test_tools_write_skills_to_a_folder(tmp_path: Path) -> None:
             "Not found: " + "../" * 9 + "etc/passwd"
         )
         assert await tools["load_context"].execute({"label": "skills", "key": "x" * 5000}) == f"Not found: {'x' * 5000}"
+
+
+async def test_a_failure_inside_of_a_provider_is_an_error_for_the_model_and_a_cancelled_caller_is_cancelled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd:
+        error: BaseException
+        is_held = asyncio.Event()
+
+        async def get(self) -> str:
+            return ""
+
+        async def set(self, content: str) -> None:
+            if content == "wait":
+                self.is_held.set()
+                await asyncio.Event().wait()
+            raise self.error
+
+    provider = Odd()
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).with_context("memory", provider=provider)
+        write = (await session.tools())["set_context"].execute
+        for error in (
+            asyncio.CancelledError("secret"),
+            SystemExit("secret"),
+            GeneratorExit("secret"),
+            OSError("secret"),
+        ):
+            provider.error = error
+            assert await write({"label": "memory", "content": "x"}) == "Error: secret"
+        provider.error = asyncio.CancelledError()
+        assert await write({"label": "memory", "content": "x"}) == "Error: CancelledError"
+        provider.error = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            await write({"label": "memory", "content": "x"})
+
+        caller = asyncio.create_task(write({"label": "memory", "content": "wait"}))
+        await asyncio.wait_for(provider.is_held.wait(), 5)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await write({"label": "memory", "content": "wait"})
+    lines = [record.getMessage() for record in caplog.records if "set_context" in record.getMessage()]
+    kinds = ["CancelledError", "SystemExit", "GeneratorExit", "OSError", "CancelledError"]
+    assert [line.split(" at ")[0] for line in lines] == [f"The tool set_context failed: {kind}" for kind in kinds]
+    assert all("test_tools_export.py:" in line for line in lines)
+    assert "secret" not in caplog.text
+
+
+async def test_a_closed_call_of_a_tool_stays_closed() -> None:
+    async def wait(input: Schema) -> None:
+        await asyncio.Event().wait()
+
+    call = Tool("wait", "Waits.", {"type": "object"}, wait).execute({})
+    task = asyncio.create_task(call)
+    await asyncio.sleep(0)
+    with pytest.raises(GeneratorExit):
+        call.throw(GeneratorExit)
+    task.cancel()
+
+
+@pytest.mark.parametrize("export", [openai_tools, anthropic_tools])
+async def test_tools_that_were_not_awaited_are_refused_with_one_sentence(world: World, export: Any) -> None:
+    session, tools, _ = world
+    forgotten = session.tools()
+    with pytest.raises(InvalidArgument, match="with the await"):
+        export(forgotten)
+    assert len(export(await forgotten)) == 4
+    for odd in (list(tools.values()), {"f": len}, None):
+        with pytest.raises(InvalidArgument, match="mapping of names to Tool objects"):
+            export(odd)
