@@ -15,6 +15,7 @@
     │   ├── UnknownBlock        no context block of that label
     │   ├── BlockNotWritable    the block's provider cannot be written
     │   ├── BlockTooLarge       the content is over the block's max_tokens
+    │   ├── CalledItself        a provider called the session that waits for it
     │   └── NotSupported        the provider has no such ability (search, …)
     ├── ModelError              the language model could not be used
     │   ├── NoModel             none is configured
@@ -100,6 +101,11 @@ class BlockNotWritable(SessionError):
 class BlockTooLarge(SessionError):
     code = "block_too_large"
     sentence = "The context block {0!r} would be {1} tokens, over its limit of {2}; nothing was written."
+
+
+class CalledItself(SessionError):
+    code = "called_itself"
+    sentence = "A provider of {0} called its own session, and each would wait for the other; let it do so after it has returned."
 
 
 class NotSupported(SessionError):

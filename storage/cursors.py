@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from storage.errors import InvalidArgument
+from storage.errors import InvalidArgument, shown
 from storage.records import clean
 
 MOST: Final = 1_000
@@ -23,7 +23,7 @@ _LONGEST: Final = 512
 def checked_limit(limit: Any) -> int:
     """How many rows a page may have. Raises InvalidArgument."""
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit // 1 or not 1 <= limit <= MOST:
-        raise InvalidArgument(f"the limit of a page must be a whole number from 1 to {MOST:,}, not {limit!r}")
+        raise InvalidArgument(f"the limit of a page must be a whole number from 1 to {MOST:,}, not {shown(limit)}")
     return int(limit)
 
 

@@ -9,6 +9,7 @@ included, before the whole group is durable.
 """
 
 import asyncio
+import os
 import sqlite3
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from weakref import WeakSet
 import aiosqlite
 
 from storage.connections import connect_writer
-from storage.errors import Closed, InvalidArgument, Overloaded, StorageError
+from storage.errors import Closed, InvalidArgument, Overloaded, StorageError, shown
 from storage.groups import Operation, deliver, fail, run_group
 from storage.replication import StorageOptions
 
@@ -172,11 +173,17 @@ async def open_database(path: str | Path, *, options: StorageOptions | None = No
     """Open (or create) one SQLite file; every commit is synced to it. Makes no table.
 
     Raises ForeignDatabase or CorruptDatabase, with the file untouched, LocalDiskFailed, or InvalidArgument when there is no
-    such folder.
+    such folder, or the path is one.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidArgument(f"The path of a database must be a text or a path, not {shown(path)}.")
     path = Path(path)
 
     def connect() -> sqlite3.Connection:
+        if path.is_dir():
+            raise InvalidArgument(
+                f"{path} is a folder; name a file in it for the database, like {path / 'sessions.db'}."
+            )
         if not path.parent.is_dir():
             raise InvalidArgument(f"There is no folder {path.parent} for the database {path.name}.")
         return connect_writer(path, is_replicated=False)

@@ -29,7 +29,33 @@ Every error keeps its facts in ``args`` and makes its sentence in ``__str__``, s
 ``code`` is the stable short name that goes over the wire; ``is_retryable`` says whether repeating may help.
 """
 
-from typing import ClassVar
+from string import Formatter
+from typing import Any, ClassVar, Final
+
+_SHOWN: Final = 100
+
+
+def shown(value: Any) -> str:
+    """A value as a sentence can repeat it: short texts and numbers as they are, everything else by its kind."""
+    if isinstance(value, str):
+        text = value if len(value) <= _SHOWN else value[: _SHOWN - 1] + "…"
+        return repr(text)
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 10**20):
+        return str(value)
+    if isinstance(value, int):
+        return "a number of many digits"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+class _Sentences(Formatter):
+    """``{0!r}`` is a fact as `shown`: what a caller gave can be large, or deeper than Python's stack."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return shown(value) if conversion == "r" else super().convert_field(value, conversion)
+
+
+_sentences: Final = _Sentences()
 
 
 class StorageError(Exception):
@@ -41,7 +67,7 @@ class StorageError(Exception):
 
     def __str__(self) -> str:
         try:
-            return self.sentence.format(*self.args)
+            return _sentences.format(self.sentence, *self.args)
         except IndexError:
             return self.sentence
 

@@ -9,11 +9,12 @@ import uuid
 from dataclasses import dataclass
 from typing import Final
 
-from storage import compactions, leaves, message_tree, paths, sessions, visibility
+from storage import compactions, leaves, message_tree, overlays, paths, sessions, visibility
 from storage.errors import InvalidArgument, UnknownMessage
 from storage.overlays import Applied, overlay_message
 from storage.paths import Range, Sums
 from storage.records import COMPACTION_PREFIX, Appended, SessionInfo, clean
+from storage.replication import StorageOptions
 
 CONTINUED: Final = "[Context from previous session]\n\n"
 """What the first message of a continuation begins with; the text is part of the interface."""
@@ -45,7 +46,9 @@ class Begun:
     appended: Appended
 
 
-def fork(connection: sqlite3.Connection, session_id: str, at_message_id: str, name: str, *, max_messages: int) -> Begun:
+def fork(
+    connection: sqlite3.Connection, session_id: str, at_message_id: str, name: str, *, options: StorageOptions
+) -> Begun:
     """A new session with what is visible up to a message, under new ids; a summary becomes a message of its own.
 
     Raises UnknownSession, UnknownMessage, LimitExceeded.
@@ -54,29 +57,31 @@ def fork(connection: sqlite3.Connection, session_id: str, at_message_id: str, na
     leaf = _message(connection, session_id, at_message_id)
     info = sessions.create(connection, str(uuid.uuid4()), sessions.inherited(source, name))
     pieces = visibility.pieces(paths.ranges(connection, leaf), visibility.applied(connection, session_id, leaf))
-    copy = _Copy(connection, info.id)
+    copy = _Copy(connection, info.id, options.max_message_bytes)
     for piece in list(pieces):
         if isinstance(piece, Applied):
             copy.add_summary(piece)
         else:
             copy.add_range(piece)
     appended = copy.finish()
-    message_tree.check_count(connection, max_messages)
+    message_tree.check_count(connection, options.max_messages)
     return Begun(info, appended)
 
 
 def split(
-    connection: sqlite3.Connection, session_id: str, summary: str, name: str | None, *, max_messages: int
+    connection: sqlite3.Connection, session_id: str, summary: str, name: str | None, *, options: StorageOptions
 ) -> Begun:
     """End a session, and begin one that continues it from a summary. Raises UnknownSession, LimitExceeded, InvalidMessage."""
     source = sessions.require(connection, session_id)
     sessions.end(connection, session_id, "compaction")
     new = sessions.inherited(source, source.name if name is None else name, model=source.model, source=source.source)
     info = sessions.create(connection, str(uuid.uuid4()), new)
-    parts = [{"type": "text", "text": CONTINUED + _text(summary, "summary")}]
+    text = CONTINUED + _text(summary, "summary")
+    overlays.check_size(text, options.max_message_bytes)
+    parts = [{"type": "text", "text": text}]
     message = {"id": str(uuid.uuid4()), "role": "assistant", "parts": parts}
     appended = message_tree.append(connection, info.id, message)
-    message_tree.check_count(connection, max_messages)
+    message_tree.check_count(connection, options.max_messages)
     return Begun(info, appended)
 
 
@@ -100,8 +105,9 @@ def _text(value: str, what: str) -> str:
 class _Copy:
     """One path of an empty session, written from its root to its leaf."""
 
-    def __init__(self, connection: sqlite3.Connection, session_id: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, session_id: str, max_message_bytes: int) -> None:
         self._connection = connection
+        self._max_message_bytes = max_message_bytes
         self._session_id = session_id
         self._shared = leaves.ends(connection, session_id).shared
         (newest,) = connection.execute("SELECT max(seq) FROM assistant_messages").fetchone()
@@ -126,6 +132,7 @@ class _Copy:
         (self._above,) = self._connection.execute(query, (self._next - 1,)).fetchone()
 
     def add_summary(self, applied: Applied) -> None:
+        overlays.check_size(applied.overlay.summary, self._max_message_bytes)
         message = {**overlay_message(applied.overlay), "id": str(uuid.uuid4())}
         message_tree.append(self._connection, self._session_id, message, self._above)
         (seq,) = self._connection.execute("SELECT max(seq) FROM assistant_messages").fetchone()

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from typing import Final
 
 from storage import schema
-from storage.errors import CorruptDatabase, InvalidArgument
+from storage.errors import CorruptDatabase, InvalidArgument, shown
 from storage.message_text import message_text
 from storage.records import JsonObject, decode
 from storage.search_words import fold, match_expression
@@ -127,7 +127,7 @@ def search_unwritten(
 def whole_limit(limit: float) -> int:
     """A limit as a count: cut to a whole number. Raises InvalidArgument if it is negative or no number."""
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit >= 0:
-        raise InvalidArgument(f"a limit must be a number that is not negative, not {limit!r}")
+        raise InvalidArgument(f"a limit must be a number that is not negative, not {shown(limit)}")
     return int(min(limit, 2**62))
 
 

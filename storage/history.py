@@ -1,6 +1,5 @@
 """Reads of the tree of messages of one session. Content is spliced as the stored JSON text and parsed once, if at all."""
 
-import math
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Final
 import orjson
 
 from storage import leaves, paths
-from storage.errors import InvalidArgument
+from storage.errors import InvalidArgument, shown
 from storage.overlays import Applied, overlay_message
 from storage.paths import Range
 from storage.records import JsonObject, clean, decode
@@ -189,6 +188,6 @@ def _text(value: str) -> str:
 
 def whole_number(value: float, name: str) -> int:
     """A number cut to a whole one, below 0 is 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise InvalidArgument(f"{name} must be a number, not {value!r}")
-    return int(max(0.0, min(value, 2.0**62)))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise InvalidArgument(f"{name} must be a number, not {shown(value)}")
+    return int(max(0, min(value, 2**62)))

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, Literal, TypeAlias
 
 from storage import cursors, history, leaves, paths
-from storage.errors import InvalidArgument
+from storage.errors import InvalidArgument, shown
 from storage.paths import Range
 from storage.records import MessagePage, MessageRow
 
@@ -37,8 +37,8 @@ def page(
 
     ``leaf_id`` None: the path to the latest leaf. Raises InvalidArgument for a limit, order or cursor that cannot be.
     """
-    if order not in _PAGES:
-        raise InvalidArgument(f"the order of messages is {', '.join(map(repr, _PAGES))}, not {order!r}")
+    if not isinstance(order, str) or order not in _PAGES:
+        raise InvalidArgument(f"the order of messages is {', '.join(map(repr, _PAGES))}, not {shown(order)}")
     limit = cursors.checked_limit(limit)
     if leaf_id is not None and not isinstance(leaf_id, str):
         raise InvalidArgument(f"the leaf of a page must be a message id, not {type(leaf_id).__name__}")

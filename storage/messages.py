@@ -12,13 +12,14 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
-from storage import compactions, full_text, history, message_pages, sessions
+from storage import compactions, full_text, history, message_pages, overlays, sessions
 from storage.access import Owner, Work, database_of, read, write
 from storage.database import Database
 from storage.errors import InvalidArgument, LimitExceeded, StorageError, StoreUnavailable
 from storage.message_tree import (
     Parent,
     Prepared,
+    Replaced,
     append,
     append_all,
     check_count,
@@ -154,6 +155,7 @@ class AgentSessionProvider:
         parent_id: Parent = LATEST,
         *,
         then: Callable[[sqlite3.Connection, JsonObject], None] | None = None,
+        replaced: Replaced | None = None,
     ) -> Appended:
         """Replace the message of that id where it is, or append it, with `then` if it is new.
 
@@ -162,7 +164,7 @@ class AgentSessionProvider:
         prepared = self._prepare(message)
 
         def work(connection: sqlite3.Connection) -> Appended:
-            appended = upsert(connection, self.session_id, prepared, parent_id, then)
+            appended = upsert(connection, self.session_id, prepared, parent_id, then, replaced)
             check_count(connection, self.database.options.max_messages)
             return appended
 
@@ -172,10 +174,12 @@ class AgentSessionProvider:
         """Replace the message of that id. Raises InvalidMessage, UnknownMessage."""
         await self.update_and_estimate(message)
 
-    async def update_and_estimate(self, message: Mapping[str, Any] | SessionMessage) -> Appended:
+    async def update_and_estimate(
+        self, message: Mapping[str, Any] | SessionMessage, *, replaced: Replaced | None = None
+    ) -> Appended:
         prepared = self._prepare(message)
         return await self._write(
-            lambda connection: update(connection, self.session_id, prepared), size=prepared.sums.bytes
+            lambda connection: update(connection, self.session_id, prepared, replaced), size=prepared.sums.bytes
         )
 
     async def delete_messages(self, message_ids: Iterable[str]) -> None:
@@ -200,7 +204,12 @@ class AgentSessionProvider:
         return await self._read(lambda connection: path_tokens(connection, self.session_id))
 
     async def add_compaction(self, summary: str, from_id: str, to_id: str) -> StoredCompaction:
-        """Store an overlay. One whose ends are not on a path, in order, never applies to it and hides nothing."""
+        """Store an overlay. One whose ends are not on a path, in order, never applies to it and hides nothing.
+
+        Raises InvalidArgument, and LimitExceeded for a summary that is over the limit of a message.
+        """
+        if isinstance(summary, str):
+            overlays.check_size(clean(summary), self.database.options.max_message_bytes)
         stored = await self._write(
             lambda connection: compactions.add(connection, self.session_id, summary, from_id, to_id)
         )

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
+from storage.errors import LimitExceeded
 from storage.records import COMPACTION_PREFIX, JsonObject, SessionMessage
 
 
@@ -75,6 +78,13 @@ def overlay_message(overlay: Overlay) -> JsonObject:
         "parts": [{"type": "text", "text": overlay.summary}],
         "createdAt": overlay.created_at,
     }
+
+
+def check_size(summary: str, limit: int) -> None:
+    """Raise LimitExceeded for a summary that is over the limit of a message."""
+    size = len(orjson.dumps(overlay_message(Overlay(0, "", summary, "", "", ""))))
+    if size > limit:
+        raise LimitExceeded(f"A summary of {size:,} bytes", f"{limit:,} bytes")
 
 
 def is_compaction_message(message: Mapping[str, Any] | SessionMessage) -> bool:

@@ -13,12 +13,13 @@ from typing import Annotated, Any, Final, NotRequired, TypeAlias, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from storage import json_text
-from storage.errors import InvalidArgument, InvalidMessage
+from storage.errors import InvalidArgument, InvalidMessage, shown
 from storage.json_text import clean, javascript_json, parse
 
 __all__ = [
     "COMPACTION_PREFIX",
     "LATEST",
+    "MOST_SPENT",
     "Appended",
     "JsonObject",
     "Latest",
@@ -172,11 +173,9 @@ def check_amounts(input_tokens: Any, output_tokens: Any, cost: Any) -> None:
     """What a call of a model cost, as it can be added up: nothing negative, infinite or above 2**53. Raises InvalidArgument."""
     for name, value in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_SPENT:
-            raise InvalidArgument(
-                f"{name} must be a whole number from 0 to 2**53, not {type(value).__name__} {value!r:.40}"
-            )
+            raise InvalidArgument(f"{name} must be a whole number from 0 to 2**53, not {shown(value)}")
     if not isinstance(cost, int | float) or isinstance(cost, bool) or not 0 <= cost <= MOST_SPENT:
-        raise InvalidArgument(f"cost must be a number from 0 to 2**53, not {type(cost).__name__} {cost!r:.40}")
+        raise InvalidArgument(f"cost must be a number from 0 to 2**53, not {shown(cost)}")
 
 
 def encode(message: Mapping[str, Any] | SessionMessage) -> tuple[JsonObject, str]:

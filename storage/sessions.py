@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import orjson
 
 from storage import compactions, contexts, cursors, full_text, notes, search
-from storage.errors import InvalidArgument, LimitExceeded, UnknownSession
-from storage.records import SessionInfo, check_amounts, clean
+from storage.errors import InvalidArgument, LimitExceeded, UnknownSession, shown
+from storage.records import MOST_SPENT, SessionInfo, check_amounts, clean
 
 Order: TypeAlias = Literal["updated", "created"]
 
@@ -142,7 +142,7 @@ def page(
     Raises InvalidArgument for a limit or a cursor that cannot be.
     """
     if order not in ("updated", "created"):
-        raise InvalidArgument(f"the order of sessions is 'updated' or 'created', not {order!r}")
+        raise InvalidArgument(f"the order of sessions is 'updated' or 'created', not {shown(order)}")
     limit = cursors.checked_limit(limit)
     owner, tag = checked_filter(owner, "owner"), checked_filter(tag, "tag")
     scope = cursors.scope("sessions", order, owner, tag)
@@ -198,13 +198,15 @@ def end(connection: sqlite3.Connection, session_id: str, reason: str) -> None:
 def add_usage(connection: sqlite3.Connection, session_id: str, usage: Amounts) -> bool:
     """Add what a call cost to a session's totals; whether it is registered (else nothing is kept).
 
-    Totals are what was spent: deleting messages gives nothing back, and a fork begins at zero. Raises InvalidArgument for
-    amounts that are negative or not finite, and for parts of tokens.
+    Totals are what was spent: deleting messages gives nothing back, and a fork begins at zero. A total ends at 2**53, the last
+    number that every reader of JSON counts exactly. Raises InvalidArgument for amounts that are negative, not finite or above
+    that, and for parts of tokens.
     """
     check_amounts(usage.input_tokens, usage.output_tokens, usage.cost)
     statement = f"""UPDATE assistant_sessions
-                    SET input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
-                        estimated_cost = estimated_cost + ?, updated_at = {_NOW}, change = {_NEXT_CHANGE}
+                    SET input_tokens = min(input_tokens + ?, {MOST_SPENT}),
+                        output_tokens = min(output_tokens + ?, {MOST_SPENT}),
+                        estimated_cost = min(estimated_cost + ?, {MOST_SPENT}.0), updated_at = {_NOW}, change = {_NEXT_CHANGE}
                     WHERE id = ?"""
     amounts = (usage.input_tokens, usage.output_tokens, float(usage.cost))
     return connection.execute(statement, (*amounts, session_id)).rowcount > 0

@@ -24,7 +24,7 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, ObjectStore, S3Store
 
-from storage.errors import InvalidArgument, LimitExceeded, LocalDiskFailed, SkillsRefused, SkillsUnavailable
+from storage.errors import InvalidArgument, LimitExceeded, LocalDiskFailed, SkillsRefused, SkillsUnavailable, shown
 from storage.records import clean
 
 T = TypeVar("T")
@@ -83,10 +83,15 @@ class R2SkillProvider:
         keys: Iterable[str] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(prefix, str) or isinstance(keys, str):
+        if not isinstance(prefix, str) or isinstance(keys, str) or not isinstance(keys, Iterable | None):
             raise InvalidArgument("a prefix must be a text, and keys a list of texts")
+        wanted = list(keys or ())
+        if not all(isinstance(key, str) for key in wanted):
+            raise InvalidArgument("the keys of skills must be texts")
+        if config is not None and not isinstance(config, Mapping):
+            raise InvalidArgument(f"config must be an object of options, not {shown(config)}")
         self._prefix = clean(prefix)
-        self._keys = frozenset(keys or ())
+        self._keys = frozenset(wanted)
         self._bucket = _bucket_of(bucket, config, frozenset(self._prefix + key for key in self._keys))
 
     async def get(self) -> str | None:
@@ -102,6 +107,8 @@ class R2SkillProvider:
 
     async def load(self, key: str) -> str | None:
         """The document; None if there is none or it is not offered."""
+        if not isinstance(key, str):
+            raise InvalidArgument(f"the key of a skill must be a text, not {shown(key)}")
         key = clean(key)
         return await self._bucket.get(self._prefix + key) if self._is_offered(key) else None
 
@@ -111,7 +118,7 @@ class R2SkillProvider:
             raise InvalidArgument("the key, the content and the description of a skill must be texts")
         content = clean(content)
         if len(content.encode()) > MAX_BYTES:
-            raise LimitExceeded(f"The document {key!r}", f"{MAX_BYTES:,} bytes")
+            raise LimitExceeded(f"The document {shown(key)}", f"{MAX_BYTES:,} bytes")
         await self._bucket.put(self._prefix + clean(key), content, _one_line(description))
 
     def _is_offered(self, key: str) -> bool:
@@ -156,7 +163,7 @@ class FolderBucket:
     def _put(self, key: str, content: str, description: str | None) -> None:
         path = self._path(key)
         if path is None:
-            raise InvalidArgument(f"{key!r} is not a key of this folder")
+            raise InvalidArgument(f"{shown(key)} is not a key of this folder")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path, content)
@@ -167,7 +174,7 @@ class FolderBucket:
                 beside.unlink(missing_ok=True)
         except OSError as exc:
             if _names_nothing(exc) or exc.errno in (errno.EEXIST, errno.EISDIR):
-                raise InvalidArgument(f"{key!r} cannot be kept in this folder ({exc.strerror})") from exc
+                raise InvalidArgument(f"{shown(key)} cannot be kept in this folder ({exc.strerror})") from exc
             raise LocalDiskFailed(exc.strerror) from exc
 
     def _description(self, key: str) -> str | None:
@@ -223,7 +230,7 @@ class ObjectStoreBucket:
 
     async def put(self, key: str, content: str, description: str | None) -> None:
         if not _is_key(key):
-            raise InvalidArgument(f"{key!r} is not a key of a bucket")
+            raise InvalidArgument(f"{shown(key)} is not a key of a bucket")
         written = _encoded(description) if description else ""
         if len(written) > MAX_DESCRIPTION:
             raise LimitExceeded("The description of a skill", f"{MAX_DESCRIPTION:,} bytes")
@@ -267,7 +274,9 @@ def _bucket_of(bucket: Any, config: Mapping[str, Any] | None, wanted: frozenset[
     if config is not None:
         raise InvalidArgument("config is for s3:// buckets; an obstore store is configured where it is made")
     if isinstance(bucket, str) and re.match(r"[a-z][a-z0-9+.-]+://", bucket, re.IGNORECASE):
-        raise InvalidArgument(f"a folder or s3://BUCKET is needed, not {bucket!r}; make an obstore store for others")
+        raise InvalidArgument(
+            f"a folder or s3://BUCKET is needed, not {shown(bucket)}; make an obstore store for others"
+        )
     if isinstance(bucket, LocalStore) and bucket.prefix is not None:
         return FolderBucket(bucket.prefix)  # the store itself would keep no descriptions
     if isinstance(bucket, (str, os.PathLike)):
@@ -278,7 +287,9 @@ def _bucket_of(bucket: Any, config: Mapping[str, Any] | None, wanted: frozenset[
         return ObjectStoreBucket(bucket, wanted)
     if isinstance(bucket, SkillBucket):
         return bucket
-    raise InvalidArgument(f"a folder, an obstore store or an object with list, get and put is needed, not {bucket!r}")
+    raise InvalidArgument(
+        f"a folder, an obstore store or an object with list, get and put is needed, not {shown(bucket)}"
+    )
 
 
 def s3_store(url: str, config: Mapping[str, Any] | None = None) -> S3Store:
@@ -291,7 +302,7 @@ def s3_store(url: str, config: Mapping[str, Any] | None = None) -> S3Store:
     try:
         return S3Store.from_url(url, config=options, client_options=client, retry_config=_RETRIES)  # type: ignore[arg-type]
     except (BaseError, TypeError, ValueError) as exc:
-        raise InvalidArgument(f"{url!r} cannot be opened: {str(exc).partition(chr(10))[0]}") from exc
+        raise InvalidArgument(f"{shown(url)} cannot be opened: {str(exc).partition(chr(10))[0]}") from exc
 
 
 def _is_key(key: str) -> bool:
@@ -302,7 +313,7 @@ def _is_key(key: str) -> bool:
 
 def _check_document(key: str, size: int) -> None:
     if size > MAX_BYTES:
-        raise InvalidArgument(f"The document {key!r} has {size:,} bytes; at most {MAX_BYTES:,} can be loaded.")
+        raise InvalidArgument(f"The document {shown(key)} has {size:,} bytes; at most {MAX_BYTES:,} can be loaded.")
 
 
 def _one_line(description: str | None) -> str | None:

@@ -1,8 +1,6 @@
 """Context blocks: what providers hold, loaded once and kept in memory; writes go to the provider first."""
 
-import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 from pydantic.alias_generators import to_camel
 
 from actors.errors import BlockNotWritable, BlockTooLarge, NotSupported, UnknownBlock
+from actors.session.locks import OwnLock
 from actors.session.provider_checks import text_of
 from actors.session.providers import (
     is_keyed_provider,
@@ -18,7 +17,7 @@ from actors.session.providers import (
     is_skill_provider,
     is_writable_provider,
 )
-from storage.errors import InvalidArgument, LimitExceeded
+from storage.errors import InvalidArgument, LimitExceeded, shown
 from storage.maybe_async import settle
 from storage.records import clean
 from storage.tokens import estimate_string_tokens
@@ -59,6 +58,7 @@ class ContextBlocks:
     """The blocks of one session. Nothing is loaded before it is needed; then all are, in the order of registration.
 
     Writes of one block come one after another. Nothing waits for a slow provider but the first load, and what is about its block.
+    A provider must not wait for its own session: a call that would is refused with CalledItself.
     """
 
     def __init__(self, configs: Iterable[ContextConfig], max_blocks: int) -> None:
@@ -69,8 +69,8 @@ class ContextBlocks:
         self._fresh: dict[str, ContextBlock] | None = None
         """What a reload has read so far."""
         self._initialized: set[tuple[str, int]] = set()
-        self._loading = asyncio.Lock()
-        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._loading = OwnLock("a context block")
+        self._locks: dict[str, OwnLock] = {}
         self._is_loaded = False
         self.version = 0
         """Grows with every change of any block."""
@@ -111,13 +111,13 @@ class ContextBlocks:
     async def replace(self, label: str, content: str) -> ContextBlock:
         """Write a whole block; in memory only after the provider has it."""
         await self.load()
-        async with self._writing[label]:
+        async with self._writing(label):
             return await self._write(label, clean(content))
 
     async def append(self, label: str, content: str) -> ContextBlock:
         """Add to a block, on a new line."""
         await self.load()
-        async with self._writing[label]:
+        async with self._writing(label):
             block = self._plain_writable(label)
             joint = "\n" if block.content and not content.startswith("\n") else ""
             return await self._write(label, block.content + joint + clean(content))
@@ -125,7 +125,7 @@ class ContextBlocks:
     async def write_entry(self, label: str, key: str, content: str, description: str | None) -> None:
         """Write one entry of a keyed block. Its content, and its description, may each have as many tokens as the block."""
         await self.load()
-        async with self._writing[label]:
+        async with self._writing(label):
             block = self._existing(label)
             config = self._config(label)
             if config is None or not (is_keyed_provider(config.provider) and block.writable):
@@ -147,7 +147,7 @@ class ContextBlocks:
         await self.load()
         async with self._loading:
             if any(existing.label == config.label for existing in self._configs):
-                raise InvalidArgument(f"There is already a context block {config.label!r}.")
+                raise InvalidArgument(f"There is already a context block {shown(config.label)}.")
             self._check_count(len(self._configs) + 1)
             block = await self._read(config)
             self._configs.append(config)
@@ -169,7 +169,7 @@ class ContextBlocks:
         self._fresh = {}
         try:
             for config in list(self._configs):
-                async with self._writing[config.label]:
+                async with self._writing(config.label):
                     self._fresh[config.label] = await self._read(config)
             registered = {config.label for config in self._configs}
             self._blocks = {label: block for label, block in self._fresh.items() if label in registered}
@@ -194,7 +194,7 @@ class ContextBlocks:
             if callable(getattr(provider, "init", None)):
                 await settle(provider.init(config.label))
             self._initialized.add((config.label, id(provider)))
-        content = text_of(await settle(provider.get()), f"of the context block {config.label!r}")
+        content = text_of(await settle(provider.get()), f"of the context block {shown(config.label)}")
         return _with_content(block, clean(content or ""))
 
     async def _write(self, label: str, content: str) -> ContextBlock:
@@ -215,9 +215,14 @@ class ContextBlocks:
                 self._fresh[config.label] = block
             self.version += 1
 
+    def _writing(self, label: str) -> OwnLock:
+        if label not in self._locks:
+            self._locks[label] = OwnLock(f"the context block {shown(label)}")
+        return self._locks[label]
+
     def _existing(self, label: str) -> ContextBlock:
         if label not in self._blocks:
-            raise UnknownBlock(label, ", ".join(map(repr, self._blocks)) or "none")
+            raise UnknownBlock(label, ", ".join(map(shown, self._blocks)) or "none")
         return self._blocks[label]
 
     def _plain_writable(self, label: str) -> ContextBlock:
@@ -225,7 +230,7 @@ class ContextBlocks:
         if not block.writable:
             raise BlockNotWritable(label)
         if block.is_skill or block.is_searchable:
-            raise NotSupported(f"The context block {label!r} is written entry by entry, with a key.")
+            raise NotSupported(f"The context block {shown(label)} is written entry by entry, with a key.")
         return block
 
     def _config(self, label: str) -> ContextConfig | None:

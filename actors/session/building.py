@@ -20,7 +20,7 @@ from actors.session.tools import ContextTools
 from compaction import TokenCounter
 from storage.contexts import AgentContextProvider
 from storage.database import Database
-from storage.errors import InvalidArgument
+from storage.errors import InvalidArgument, shown
 from storage.messages import AgentSessionProvider
 from storage.postgres import PostgresSessionProvider
 from storage.records import clean
@@ -144,7 +144,7 @@ class SessionBuilder(Configurable):
         named = getattr(self._provider, "session_id", None)
         if isinstance(named, str) and named != session_id:
             raise InvalidArgument(
-                f"This provider already names its session; make it for {session_id!r} instead of {named!r}."
+                f"This provider already names its session; make it for {shown(session_id)} instead of {shown(named)}."
             )
         self._session_id = session_id
         return self
@@ -160,7 +160,7 @@ class SessionBuilder(Configurable):
         database = getattr(provider, "database", None)
         options = database.options if isinstance(database, Database) else StorageOptions()
         history = history_of(provider)
-        blocks = ContextBlocks([self.wired(config) for config in self._configuration.blocks], options.max_blocks)
+        blocks = ContextBlocks([self._wired(config) for config in self._configuration.blocks], options.max_blocks)
         prompt = SystemPrompt(blocks, self._wired_prompt_store())
         status = self._status(history, blocks, prompt)
         compactor = self._compactor(history, prompt, status)
@@ -202,7 +202,7 @@ class SessionBuilder(Configurable):
         compactor.holder = self
         return compactor
 
-    def wired(self, config: ContextConfig) -> ContextConfig:
+    def _wired(self, config: ContextConfig) -> ContextConfig:
         """With the storage of the session's own for a block that was given none."""
         provider = config.provider
         if provider is None and self._owner is not None:

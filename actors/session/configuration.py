@@ -3,16 +3,19 @@
 Each value of the wrong kind is one InvalidArgument with one sentence that names it.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 from actors.session.blocks import ContextConfig
-from actors.session.provider_checks import article, check_prompt_store, check_provider, takes
+from actors.session.provider_checks import article, check_prompt_store, check_provider, parameters, takes
 from actors.session.providers import TextProvider
 from compaction import CompactFunction, TokenCounter
-from storage.errors import InvalidArgument
+from storage.errors import InvalidArgument, shown
 from storage.records import clean
+
+log = logging.getLogger("perdure.session")
 
 MOST_TOKENS: Final = 2**53
 """No estimate comes near it: a limit above it is none."""
@@ -33,8 +36,21 @@ class Configuration:
     token_counter: TokenCounter | None = None
     on_compaction_error: Callable[[Exception], Any] | None = None
 
+    def __post_init__(self) -> None:
+        given, self.blocks = self.blocks, []
+        for block in given:
+            self.add(block)
+
+    def add(self, block: ContextConfig) -> None:
+        """One more block. A label that is there already is no error, as recorded; more likely than not it is a mistake."""
+        if any(block is not other and block.label == other.label for other in self.blocks):
+            log.warning("two context blocks have the label %s; the later one counts", shown(block.label))
+        self.blocks.append(block)
+
     def copy(self) -> Self:
-        return replace(self, blocks=list(self.blocks))
+        copied = replace(self, blocks=[])
+        copied.blocks = list(self.blocks)
+        return copied
 
 
 class Configurable:
@@ -57,10 +73,11 @@ class Configurable:
         """Add a context block. ``provider``: an object with ``get`` (and ``set``, ``load``, ``search``), or a fixed text.
 
         Without one, each session has a row of its own in the database. A provider object given to a manager is one for all
-        sessions. ``max_tokens``: `math.inf` is no limit; below 0 nothing fits.
+        sessions. ``max_tokens``: `math.inf` is no limit; below 0 nothing fits. Of two blocks of one label the later counts,
+        which is logged.
         """
         self._refuse_once_used()
-        self._configuration.blocks.append(block_config(ContextConfig(label, description, max_tokens, provider)))
+        self._configuration.add(block_config(ContextConfig(label, description, max_tokens, provider)))
         return self
 
     def with_cached_prompt(self, provider: Any = None) -> Self:
@@ -113,7 +130,7 @@ def block_config(item: ContextConfig | Mapping[str, Any]) -> ContextConfig:
     if not isinstance(item, ContextConfig):
         raise InvalidArgument(f"A context block is a ContextConfig or an object of its options, not {article(item)}.")
     label = checked_label(item.label)
-    of = f"of the context block {label!r}"
+    of = f"of the context block {shown(label)}"
     if item.description is not None and not isinstance(item.description, str):
         raise InvalidArgument(f"The description {of} must be a text, not {article(item.description)}.")
     limit = item.max_tokens
@@ -144,6 +161,10 @@ def checked_threshold(value: Any) -> float | None:
 def checked_function(function: Any) -> CompactFunction:
     if not callable(function) or not (takes(function, None) or takes(function, None, None)):
         raise InvalidArgument("The compaction function must be one that takes (messages) or (messages, context).")
+    if parameters(function) == ["prompt"]:
+        raise InvalidArgument(
+            "This compaction function takes a prompt, so it is a summarizer: give create_compact_function(summarize=…) of it."
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -163,7 +184,8 @@ def _from_options(options: Mapping[Any, Any]) -> ContextConfig:
     named = {_WIRE_NAMES.get(name, name): value for name, value in options.items()}
     unknown = [name for name in named if name not in _BLOCK_OPTIONS]
     if unknown or "label" not in named:
-        raise InvalidArgument(f"A context block has a label, description, max_tokens and provider, not {unknown}.")
+        names = ", ".join(map(shown, unknown[:5])) or "no label"
+        raise InvalidArgument(f"A context block has a label, description, max_tokens and provider, not {names}.")
     return ContextConfig(**named)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias, TypedDict, TypeVar, overload
 
+from actors.session import arguments
 from actors.session.blocks import ContextConfig
 from actors.session.building import Parts
 from actors.session.configuration import (
@@ -77,7 +78,7 @@ class _CreateSession(Protocol):
         owner: str | None = None,
         tags: Iterable[str] = (),
     ) -> SessionInfo:
-        """A new session. ``name`` is its title; ``owner`` and ``tags`` are for `list` and `page` to filter by."""
+        """`SessionManager._create`."""
 
 
 class _Create:
@@ -91,7 +92,21 @@ class _Create:
     @overload
     def __get__(self, instance: "SessionManager", manager: type["SessionManager"]) -> _CreateSession: ...
     def __get__(self, instance: "SessionManager | None", manager: type["SessionManager"]) -> Any:
-        return manager if instance is None else instance._create
+        if instance is not None:
+            return instance._create
+
+        def create(owner: Any) -> SessionManager:
+            """On the class, ``SessionManager.create(owner)``: a manager of a database or of an object with ``.database``.
+
+            On a manager a session, by its title; the rest may be left out, and only by name::
+
+                await manager.create(name, parent_session_id=…, model=…, source=…, owner=…, tags=[…]) -> SessionInfo
+
+            ``owner`` and ``tags`` are for `list` and `page` to filter by. Raises InvalidArgument, LimitExceeded.
+            """
+            return manager(owner)
+
+        return create
 
 
 class SessionManager(Configurable):
@@ -164,6 +179,10 @@ class SessionManager(Configurable):
         owner: str | None = None,
         tags: Iterable[str] = (),
     ) -> SessionInfo:
+        """A new session. ``name`` is its title; ``owner`` and ``tags`` are for `list` and `page` to filter by.
+
+        Raises InvalidArgument, LimitExceeded.
+        """
         new = NewSession(name, parent_session_id, model, source, owner, sessions.checked_tags(tags))
         return await self._write(lambda connection: sessions.create(connection, str(uuid.uuid4()), new))
 
@@ -262,9 +281,7 @@ class SessionManager(Configurable):
         self, session_id: str, messages: Iterable[Message], parent_id: str | Latest | None = LATEST
     ) -> str | None:
         """Append messages, each after the one before it, all or none; the id of the last (if there are none, `parent_id`)."""
-        if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
-            raise InvalidArgument("messages must be a list of messages")
-        given = [*messages]
+        given = arguments.messages(messages)
         async with self._sessions.writing(_id(session_id)) as session:
             await session.append_messages(given, parent_id)
         if given:
@@ -297,12 +314,12 @@ class SessionManager(Configurable):
     async def fork(self, session_id: str, at_message_id: str, name: str) -> SessionInfo:
         """A new session with a copy of what is visible up to a message, under new ids; the owner and tags are kept.
 
-        Returns the session as it was created. Raises UnknownSession, UnknownMessage.
+        Returns the session as it was created. Raises UnknownSession, UnknownMessage, LimitExceeded.
         """
         session_id = _id(session_id)
-        limit = self._database.options.max_messages
+        options = self._database.options
         return await self._begin(
-            lambda connection: forks.fork(connection, session_id, at_message_id, name, max_messages=limit)
+            lambda connection: forks.fork(connection, session_id, at_message_id, name, options=options)
         )
 
     async def add_compaction(self, session_id: str, summary: str, from_id: str, to_id: str) -> StoredCompaction:
@@ -317,16 +334,14 @@ class SessionManager(Configurable):
     async def compact_and_split(self, session_id: str, summary: str, name: str | None = None) -> SessionInfo:
         """End a session, and continue it in a new one that begins with a summary; model, source, owner and tags are kept.
 
-        ``name`` left out: that of the old one. Raises UnknownSession.
+        ``name`` left out: that of the old one. Raises UnknownSession, LimitExceeded.
         """
         session_id = _id(session_id)
-        limit = self._database.options.max_messages
-        return await self._begin(
-            lambda connection: forks.split(connection, session_id, summary, name, max_messages=limit)
-        )
+        options = self._database.options
+        return await self._begin(lambda connection: forks.split(connection, session_id, summary, name, options=options))
 
     async def add_usage(self, session_id: str, input_tokens: int, output_tokens: int, cost: float = 0.0) -> None:
-        """Add what a call of a model cost to the session's totals. Raises UnknownSession, InvalidArgument."""
+        """Add what a call of a model cost to the session's totals, which end at 2**53. Raises UnknownSession, InvalidArgument."""
         session_id = _id(session_id)
         usage = Usage(input_tokens, output_tokens, cost)
 

@@ -1,12 +1,12 @@
 """The system prompt: rendered from the blocks, frozen on first use, kept until it is refreshed."""
 
-import asyncio
 import math
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from actors.session.blocks import ContextBlock, ContextBlocks
+from actors.session.locks import OwnLock
 from actors.session.provider_checks import text_of
 from storage.maybe_async import settle
 from storage.tokens import estimate_string_tokens
@@ -40,7 +40,7 @@ class SystemPrompt:
         self._is_store_read = store is None
         self._rendered: tuple[int, str] = (-1, "")
         self._counted: tuple[str, int] = ("", 0)
-        self._lock = asyncio.Lock()
+        self._lock = OwnLock("the system prompt")
         self._is_over = False
 
     def end(self) -> None:

@@ -83,6 +83,14 @@ def takes(function: Any, *arguments: Any, **named: Any) -> bool:
     return True
 
 
+def parameters(function: Any) -> list[str]:
+    """The names of a function's parameters; none where Python cannot tell."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
 def _said(of: str) -> str:
     return f"The provider {of}"
 

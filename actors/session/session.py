@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from actors.errors import NotSupported
+from actors.session import arguments
 from actors.session.blocks import ContextBlock, ContextConfig
 from actors.session.building import SessionBuilder
 from actors.session.configuration import block_config
 from actors.session.history import Written
+from actors.session.provider_checks import article
 from actors.session.tools import Tool
 from compaction import CompactResult, Usage
+from storage.cursors import checked_limit
 from storage.errors import InvalidArgument
 from storage.records import (
     LATEST,
@@ -44,16 +47,17 @@ class Session(SessionBuilder):
         """
         parts = self._parts
         await self._restore_skills()
-        await parts.compactor.after_append(await parts.history.append(message, parent_id))
+        await parts.compactor.after_append(await parts.history.append(message, arguments.parent(parent_id)))
 
     async def append_messages(self, messages: Sequence[Message], parent_id: str | Latest | None = LATEST) -> None:
         """`append_message` for several, each after the one before it, all of them or none.
 
         There is a status frame for each; automatic compaction is considered once, at the end.
         """
+        given, parent_id = arguments.messages(messages), arguments.parent(parent_id)
         parts = self._parts
         await self._restore_skills()
-        written = await parts.history.append_all(messages, parent_id)
+        written = await parts.history.append_all(given, parent_id)
         for each in written[:-1]:
             await parts.compactor.after_write(each)
         if written:
@@ -64,7 +68,7 @@ class Session(SessionBuilder):
         """Replace the message of that id where it is, or `append_message` it."""
         parts = self._parts
         await self._restore_skills()
-        await parts.compactor.after_append(await parts.history.upsert(message, parent_id))
+        await parts.compactor.after_append(await parts.history.upsert(message, arguments.parent(parent_id)))
 
     async def update_message(self, message: Message) -> None:
         """Replace the message of that id. Raises InvalidMessage, UnknownMessage."""
@@ -74,9 +78,10 @@ class Session(SessionBuilder):
 
     async def delete_messages(self, message_ids: list[str]) -> None:
         """Remove messages; their children take their parents. Unknown ids are ignored."""
+        given = arguments.ids(message_ids)
         parts = self._parts
         await self._restore_skills()
-        await parts.compactor.after_write(await parts.history.delete(message_ids))
+        await parts.compactor.after_write(await parts.history.delete(given))
 
     async def clear_messages(self) -> None:
         """Remove all messages, overlays and what was loaded, and render the prompt again."""
@@ -87,19 +92,19 @@ class Session(SessionBuilder):
         await parts.compactor.after_write(Written(True))
 
     async def get_message(self, message_id: str) -> JsonObject | None:
-        return await self._parts.history.provider.get_message(message_id)  # type: ignore[no-any-return]
+        return await self._parts.history.provider.get_message(arguments.text(message_id, "message_id"))  # type: ignore[no-any-return]
 
     async def get_history(self, leaf_id: str | None = None) -> list[JsonObject]:
         """The path from the root to a leaf (None: the latest), overlays in place of what they summarize."""
-        return await self._parts.history.get_history(leaf_id)
+        return await self._parts.history.get_history(arguments.text_or_none(leaf_id, "leaf_id"))
 
     async def get_history_json(self, leaf_id: str | None = None) -> bytes:
         """`get_history` as JSON text."""
-        return await self._parts.history.get_history_json(leaf_id)
+        return await self._parts.history.get_history_json(arguments.text_or_none(leaf_id, "leaf_id"))
 
     async def get_raw_history(self, leaf_id: str | None = None) -> list[JsonObject]:
         """The path as it was written, with the messages that overlays stand for and without the overlays."""
-        return await self._parts.history.get_raw_history(leaf_id)
+        return await self._parts.history.get_raw_history(arguments.text_or_none(leaf_id, "leaf_id"))
 
     async def get_latest_leaf(self) -> JsonObject | None:
         """The newest message."""
@@ -107,17 +112,20 @@ class Session(SessionBuilder):
 
     async def get_branches(self, message_id: str) -> list[JsonObject]:
         """The children of a message, oldest first."""
-        return await self._parts.history.provider.get_branches(message_id)  # type: ignore[no-any-return]
+        return await self._parts.history.provider.get_branches(arguments.text(message_id, "message_id"))  # type: ignore[no-any-return]
 
     async def get_path_length(self, leaf_id: str | None = None) -> int:
         """How many messages are on a path, overlays not applied."""
-        return await self._parts.history.provider.get_path_length(leaf_id or None)  # type: ignore[no-any-return]
+        leaf_id = arguments.text_or_none(leaf_id, "leaf_id") or None
+        return await self._parts.history.provider.get_path_length(leaf_id)  # type: ignore[no-any-return]
 
     async def get_recent_history(self, max_content_bytes: float, min_recent_messages: float = 1) -> RecentHistory:
         """The newest messages that fit a budget, at least `min_recent_messages`.
 
         As ``messages``, oldest first; ``truncated``, whether there are more; ``totalContentBytes`` of the whole path.
         """
+        max_content_bytes = arguments.number(max_content_bytes, "max_content_bytes")
+        min_recent_messages = arguments.number(min_recent_messages, "min_recent_messages")
         return await self._parts.history.get_recent_history(max_content_bytes, min_recent_messages)  # type: ignore[no-any-return]
 
     async def get_history_row_stats(self) -> list[RowStat] | None:
@@ -134,6 +142,8 @@ class Session(SessionBuilder):
         branch, as written). ``leaf_id`` None: the latest leaf; a walk keeps to the one with which it began. Give a cursor
         back with the same order and leaf; it stays valid while messages come and go. Raises InvalidArgument, NotSupported.
         """
+        cursor, leaf_id = arguments.text_or_none(cursor, "cursor"), arguments.text_or_none(leaf_id, "leaf_id")
+        limit, order = checked_limit(limit), arguments.text(order, "order")
         return cast(MessagePage, await self._parts.history.page_messages(limit, cursor, order, leaf_id))
 
     async def search(self, query: str, limit: int = 20) -> list[SearchResult]:
@@ -142,6 +152,7 @@ class Session(SessionBuilder):
 
         Raises InvalidArgument for a limit below zero, NotSupported if the storage cannot search.
         """
+        query = arguments.text(query, "query")
         return await self._parts.history.search(query, limit)  # type: ignore[no-any-return]
 
     # ---- compaction -------------------------------------------------------------------------------------------
@@ -152,6 +163,8 @@ class Session(SessionBuilder):
         As it is stored: ``id``, ``summary``, ``fromMessageId``, ``toMessageId``, ``createdAt``. A storage of the user's own may
         give what it likes.
         """
+        summary = arguments.text(summary, "summary")
+        from_id, to_id = arguments.text(from_id, "from_id"), arguments.text(to_id, "to_id")
         return await self._parts.history.provider.add_compaction(summary, from_id, to_id)  # type: ignore[no-any-return]
 
     async def get_compactions(self) -> list[StoredCompaction]:
@@ -182,6 +195,8 @@ class Session(SessionBuilder):
     async def record_usage(self, usage: Usage) -> bool:
         """Add what a call of a model cost to this session's totals; whether it is registered (`SessionManager`), else nothing is
         kept. Compactions do so by themselves."""
+        if not isinstance(usage, Usage):
+            raise InvalidArgument(f"usage must be a Usage, not {article(usage)}.")
         return await self._parts.history.record_usage(usage)
 
     async def hibernate(self) -> None:
@@ -197,18 +212,18 @@ class Session(SessionBuilder):
     # ---- context blocks and prompt ----------------------------------------------------------------------------
 
     async def get_context_block(self, label: str) -> ContextBlock | None:
-        return await self._parts.blocks.get(label)
+        return await self._parts.blocks.get(arguments.text(label, "label"))
 
     async def get_context_blocks(self) -> list[ContextBlock]:
         return await self._parts.blocks.all()
 
     async def replace_context_block(self, label: str, content: str) -> ContextBlock:
         """Write a block. The frozen prompt stays as it is. Raises UnknownBlock, BlockNotWritable, BlockTooLarge."""
-        return await self._parts.blocks.replace(label, _text(content))
+        return await self._parts.blocks.replace(arguments.text(label, "label"), _text(content))
 
     async def append_context_block(self, label: str, content: str) -> ContextBlock:
         """Add to a block, on a new line. Raises like `replace_context_block`."""
-        return await self._parts.blocks.append(label, _text(content))
+        return await self._parts.blocks.append(arguments.text(label, "label"), _text(content))
 
     async def add_context(
         self,
@@ -222,11 +237,12 @@ class Session(SessionBuilder):
         if provider is None and self._owner is None:
             raise NotSupported("This session has no database of its own: give the new context block a provider.")
         parts = self._parts
-        config = self.wired(block_config(ContextConfig(label, description, max_tokens, provider)))
+        config = self._wired(block_config(ContextConfig(label, description, max_tokens, provider)))
         return await parts.blocks.add(config)
 
     async def remove_context(self, label: str) -> bool:
         """Remove a block; whether there was one. What its provider holds, and the history, stay."""
+        label = arguments.text(label, "label")
         await self._restore_skills()
         self._parts.skills.forget_block(label)
         return self._parts.blocks.remove(label)
@@ -248,8 +264,9 @@ class Session(SessionBuilder):
 
     async def unload_skill(self, label: str, key: str) -> bool:
         """Take a loaded document out of the history, on every branch; whether it was loaded."""
+        skill = (arguments.text(label, "label"), arguments.text(key, "key"))
         parts = self._parts
-        return parts.blocks.has_skills and await parts.skills.unload((label, key))
+        return parts.blocks.has_skills and await parts.skills.unload(skill)
 
     async def tools(self) -> dict[str, Tool]:
         """The tools that fit the blocks as they are now, by name."""

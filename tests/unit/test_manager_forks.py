@@ -17,10 +17,11 @@ from storage import compactions, forks, full_text, history, leaves, schema, sess
 from storage import message_tree as tree
 from storage.errors import InvalidArgument, UnknownMessage, UnknownSession
 from storage.records import LATEST, clean
+from storage.replication import StorageOptions
 from storage.sessions import NewSession
 from storage.tokens import estimate_message_tokens
 
-LIMIT = 1_000_000
+OPTIONS = StorageOptions()
 
 
 @pytest.fixture
@@ -230,7 +231,7 @@ def test_a_copy_differs_from_its_original_in_the_id_only(messages):
         stored.append(clean(identity))
     if not stored:
         return
-    fork = forks.fork(connection, "a", stored[-1], "F", max_messages=LIMIT)
+    fork = forks.fork(connection, "a", stored[-1], "F", options=OPTIONS)
     query = "SELECT content, bytes, tok FROM assistant_messages WHERE session_id = ? ORDER BY seq"
     originals = connection.execute(query, ("a",)).fetchall()
     copies = connection.execute(query, (fork.info.id,)).fetchall()
@@ -278,7 +279,7 @@ def test_a_fork_of_any_tree_has_what_is_visible_there(seed):
             compactions.add(connection, "a", f"gist{number}", path[ends[0]], path[ends[1]])
     full_text.catch_up(connection)
     for at in source.sample(names, 6):
-        begun = forks.fork(connection, "a", at, "F", max_messages=LIMIT)
+        begun = forks.fork(connection, "a", at, "F", options=OPTIONS)
         wanted = json.loads(history.visible_json(connection, "a", at))
         copied = json.loads(history.visible_json(connection, begun.info.id))
         assert without_ids(copied) == without_ids(wanted)
@@ -302,7 +303,7 @@ def test_a_fork_costs_what_it_copies():
         for number in range(count):
             tree.append(connection, "a", text(f"m{number}"))
         costs[count] = [
-            steps(connection, lambda c=connection, at=at: forks.fork(c, "a", at, "F", max_messages=LIMIT))
+            steps(connection, lambda c=connection, at=at: forks.fork(c, "a", at, "F", options=OPTIONS))
             for at in ("m99", "m399")
         ]
         connection.close()
@@ -318,7 +319,7 @@ def test_a_split_costs_the_same_whatever_the_history():
         connection = registered()
         for number in range(count):
             tree.append(connection, "a", text(f"m{number}"))
-        costs.append(steps(connection, lambda c=connection: forks.split(c, "a", "s", None, max_messages=LIMIT)))
+        costs.append(steps(connection, lambda c=connection: forks.split(c, "a", "s", None, options=OPTIONS)))
         connection.close()
     assert costs[1] <= costs[0] * 1.2
 
@@ -329,7 +330,7 @@ def test_what_is_copied_is_not_loaded_into_python():
         tree.append(connection, "a", text(f"m{number}", "x" * 100_000))
     tracemalloc.start()
     try:
-        begun = forks.fork(connection, "a", "m99", "F", max_messages=LIMIT)
+        begun = forks.fork(connection, "a", "m99", "F", options=OPTIONS)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
