@@ -85,7 +85,7 @@ class _Step:
         while identity in self._ids:
             identity = f"{given}-{len(self._ids)}"
         self._ids.add(identity)
-        name = _NOT_IN_NAMES.sub("_", tool_name(part))[:_LONGEST_NAME] or "unknown"
+        name = _NOT_IN_NAMES.sub("_", tool_name(part))[:_LONGEST_NAME]
         arguments = input_of(part)
         function = {"name": name, "arguments": in_words(arguments if isinstance(arguments, dict) else {})}
         self.calls.append({"id": identity, "type": "function", "function": function})

@@ -899,6 +899,14 @@ async def test_what_an_endpoint_sends_at_once_is_bounded(server: ModelServer, tm
                 await client.complete([{"role": "user", "content": "Go"}])
 
 
+async def test_an_answer_that_might_unpack_to_any_size_is_not_read(server: ModelServer, tmp_path: Path) -> None:
+    server.answer(status=400, headers=[("Content-Encoding", "br")])
+    async with chatting(tmp_path, server) as hall:
+        assert await failed(hall, "Go", "q1") == (
+            f"The answer of the model at {server.url} cannot be used: it is compressed, which was not asked for."
+        )
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_redirect_to_another_origin_is_not_followed(server: ModelServer, tmp_path: Path, status: int) -> None:
     async with model_server() as other, chatting(tmp_path, server) as hall:
@@ -1530,6 +1538,21 @@ def test_what_is_cut_fits_and_begins_as_the_whole(texts: list[str | None], limit
         assert clean(parts[len(kept) - 1]["text"]).startswith(kept[-1]["text"])
 
 
+def test_of_many_parts_no_more_are_cut_than_must_be_and_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reply(count: int) -> Json:
+        return {**dead_reply(), "parts": [{"type": "step-start", "n": "x" * (number % 7)} for number in range(count)]}
+
+    whole, measured, size_of = reply(500), [], reply_module.size_of
+    monkeypatch.setattr(reply_module, "size_of", lambda message: measured.append(1) or size_of(message))
+    for limit in range(200, 5_000, 321):
+        measured.clear()
+        kept = len(reply_module.cut(whole, limit)["parts"])
+        status = {"metadata": {**whole["metadata"], "status": "full"}}
+        assert size_of({**reply(kept), **status}) <= limit
+        assert size_of({**reply(kept + 1), **status}) > limit
+        assert len(measured) <= 5
+
+
 # ---- whatever is stored ------------------------------------------------------------------------------------------
 
 
@@ -1644,7 +1667,17 @@ async def test_an_odd_message_does_not_end_the_chat_of_its_conversation(
             assert message["metadata"]["status"] == "done"
 
 
-@pytest.mark.parametrize("usage", [5, [], None, {"inputTokens": "x", "outputTokens": [1]}, {"inputTokens": True}])
+@pytest.mark.parametrize(
+    "usage",
+    [
+        5,
+        [],
+        None,
+        {"inputTokens": "x", "outputTokens": [1]},
+        {"inputTokens": True},
+        {"inputTokens": -5, "outputTokens": 10**20},
+    ],
+)
 async def test_an_odd_count_in_a_reply_that_is_gone_on_with_counts_nothing(
     server: ModelServer, tmp_path: Path, usage: Any
 ) -> None:
