@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from actors.errors import NoCompaction
 from actors.session.history import History, Written
+from actors.session.locks import holding_nothing
 from actors.session.prompt import SystemPrompt
 from actors.session.seen import SeenHistory
 from actors.session.status import Report, Status
@@ -182,7 +183,9 @@ class Compactor:
         last = (await self._load_note()).tokens
         has_grown = last is None or report.tokens >= last + GROWTH * (self._threshold or 0)
         if has_grown and not self.is_running and not self._is_over:
-            self._task = asyncio.create_task(self._run_automatically(), name="session compaction")
+            self._task = asyncio.create_task(
+                self._run_automatically(), name="session compaction", context=holding_nothing()
+            )
             self._task.add_done_callback(self._forget_task)
 
     async def _handle(self, error: Exception) -> None:
@@ -309,6 +312,11 @@ def _takes_context(function: CompactFunction) -> bool:
 def _result(value: Any) -> CompactResult | None:
     if value is None or isinstance(value, CompactResult):
         return value
+    if isinstance(value, str):
+        raise InvalidArgument(
+            "The compaction function answered with a text, so it is a summarizer: "
+            "give on_compaction(create_compact_function(summarize=…)) of it."
+        )
     try:
         return CompactResult.model_validate(value)
     except ValidationError as exc:

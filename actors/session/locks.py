@@ -1,12 +1,19 @@
 """Locks around what calls a provider of the user's: one that waits for itself is told so instead of waiting for ever."""
 
 import asyncio
-from contextvars import ContextVar, Token
+from contextvars import Context, ContextVar, Token, copy_context
 from typing import Any, Final
 
 from actors.errors import CalledItself
 
 _HELD: Final[ContextVar[tuple["Turn", ...]]] = ContextVar("perdure_session_turns", default=())
+
+
+def holding_nothing() -> Context:
+    """The context for a task that nobody inside a lock waits for."""
+    context = copy_context()
+    context.run(_HELD.set, ())
+    return context
 
 
 class Turn:

@@ -275,3 +275,12 @@ def test_many_processes_that_open_one_new_file_at_once_all_succeed(tmp_path: Pat
         connection = sqlite3.connect(path)
         assert connection.execute("SELECT count(*) FROM t").fetchone() == (8,)
         connection.close()
+
+
+async def test_a_folder_is_no_database_and_said_to_be_one(tmp_path: Path) -> None:
+    for path in (tmp_path, str(tmp_path)):
+        with pytest.raises(InvalidArgument, match="is a folder; name a file in it"):
+            await open_database(path)
+    for odd in (None, 5, b"a.db", []):
+        with pytest.raises(InvalidArgument, match="must be a text or a path, not "):
+            await open_database(odd)  # type: ignore[arg-type]

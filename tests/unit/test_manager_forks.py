@@ -13,9 +13,9 @@ from session_support import opened, text
 from test_message_costs import steps
 
 from actors import SessionManager
-from storage import compactions, forks, full_text, history, leaves, schema, sessions
+from storage import compactions, forks, full_text, history, leaves, open_database, schema, sessions
 from storage import message_tree as tree
-from storage.errors import InvalidArgument, UnknownMessage, UnknownSession
+from storage.errors import InvalidArgument, LimitExceeded, UnknownMessage, UnknownSession
 from storage.records import LATEST, clean
 from storage.replication import StorageOptions
 from storage.sessions import NewSession
@@ -337,3 +337,31 @@ def test_what_is_copied_is_not_loaded_into_python():
     assert leaves.latest(connection, begun.info.id).sums.bytes > 10_000_000
     assert peak < 200_000
     connection.close()
+
+
+async def test_a_summary_has_the_limit_of_a_message_on_every_way_into_a_session(tmp_path):
+    """Also one that was stored when the limit was larger."""
+    at, over = "x" * 1_700, "x" * 2_100
+    database = await open_database(tmp_path / "a.db", options=StorageOptions(max_message_bytes=8_000))
+    info = await SessionManager(database).create("a")
+    for number in range(3):
+        await SessionManager(database).append(info.id, text(f"m{number}"))
+    await SessionManager(database).add_compaction(info.id, over, "m0", "m1")
+    await database.close()
+    database = await open_database(tmp_path / "a.db", options=StorageOptions(max_message_bytes=2_048))
+    manager = SessionManager(database)
+    for refused in (
+        lambda: manager.fork(info.id, "m2", "F"),
+        lambda: manager.compact_and_split(info.id, over),
+        lambda: manager.add_compaction(info.id, over, "m0", "m2"),
+        lambda: manager.get_session(info.id).add_compaction(over, "m0", "m2"),
+    ):
+        with pytest.raises(LimitExceeded, match=r"summary of .* bytes is over the limit of 2,048 bytes"):
+            await refused()
+    assert await manager.count() == 1
+    assert (await manager.get(info.id)).end_reason is None
+    assert len(await manager.get_compactions(info.id)) == 1
+    await manager.add_compaction(info.id, at, "m0", "m1")
+    assert await manager.get_message_count((await manager.fork(info.id, "m2", "F")).id) == 2
+    assert await manager.get_message_count((await manager.compact_and_split(info.id, at)).id) == 1
+    await database.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import pydoc
 import unicodedata
 
 import pytest
@@ -685,3 +686,29 @@ async def test_the_limit_of_a_page_has_bounds(manager, limit):
         await manager.page(limit)
     with pytest.raises(InvalidArgument, match="order"):
         await manager.page(1, order="name")
+
+
+async def test_totals_of_usage_end_at_the_last_number_that_is_exact(manager):
+    info = await manager.create("a")
+    for _ in range(1_100):
+        await manager.add_usage(info.id, 2**53, 2**53, 2.0**53)
+    found = await manager.get(info.id)
+    totals = (found.input_tokens, found.output_tokens, found.estimated_cost)
+    assert totals == (2**53, 2**53, 2.0**53)
+    assert [type(total) for total in totals] == [int, int, float]
+
+
+@pytest.mark.parametrize("amounts", [(10**400, 0), (0, 10**400), (0, 0, 10**400), (2**53 + 1, 0), (10**5_000, 0)])
+async def test_usage_beyond_all_bounds_is_refused(manager, amounts):
+    info = await manager.create("a")
+    with pytest.raises(InvalidArgument, match=r"from 0 to 2\*\*53"):
+        await manager.add_usage(info.id, *amounts)
+    assert (await manager.get(info.id)).input_tokens == 0
+
+
+def test_help_says_how_a_session_is_created(manager):
+    shown = pydoc.plain(pydoc.render_doc(SessionManager))
+    assert "SessionManager.create(owner)" in shown
+    for option in ("name", "parent_session_id", "model", "source", "owner", "tags"):
+        assert f"{option}=…" in shown or f"manager.create({option}" in shown or f"{option}=[…]" in shown
+    assert "``name`` is its title" in pydoc.plain(pydoc.render_doc(manager.create))

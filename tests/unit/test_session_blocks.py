@@ -1,14 +1,16 @@
 """Context blocks, the system prompt and the tools of a session."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from awake import awake
 from session_support import Library, Note, opened, text
 
 from actors import Agent, SessionMethods
-from actors.errors import BlockNotWritable, BlockTooLarge, NotSupported, UnknownBlock
+from actors.errors import BlockNotWritable, BlockTooLarge, CalledItself, NotSupported, UnknownBlock
 from actors.session import ContextBlock, ContextConfig, Session
 from actors.session.keys import entry_key
 from storage import AgentContextProvider, AgentSearchProvider, AgentSessionProvider, open_database
@@ -425,3 +427,124 @@ async def test_providers_may_be_plain_objects_without_async_methods(tmp_path: Pa
         session = Session.create(owner).with_context("memory", provider=Plain())
         await session.replace_context_block("memory", "changed")
         assert "memory: changed" in await session.refresh_system_prompt()
+
+
+class Calling(Note):
+    """A provider whose methods call the session that they are of, each by the call that it is given."""
+
+    def __init__(self, **calls: Callable[[Session], Awaitable[Any]]) -> None:
+        super().__init__("known")
+        self.session: Session
+        self.calls = calls
+
+    async def get(self) -> str | None:
+        if "get" in self.calls:
+            await self.calls["get"](self.session)
+        return await super().get()
+
+    async def set(self, content: str) -> None:
+        if "set" in self.calls:
+            await self.calls["set"](self.session)
+        await super().set(content)
+
+
+OF_ITS_OWN: dict[str, Callable[[Session], Awaitable[Any]]] = {
+    "freeze": lambda session: session.freeze_system_prompt(),
+    "refresh": lambda session: session.refresh_system_prompt(),
+    "read": lambda session: session.get_context_block("memory"),
+    "replace": lambda session: session.replace_context_block("memory", "again"),
+    "append": lambda session: session.append_context_block("memory", "again"),
+    "add": lambda session: session.add_context("more"),
+    "in a task that is waited for": lambda session: asyncio.gather(session.refresh_system_prompt()),
+}
+
+
+@pytest.mark.parametrize("call", OF_ITS_OWN)
+async def test_a_get_that_waits_for_its_own_session_is_told_so(tmp_path: Path, call: str) -> None:
+    async with asyncio.timeout(20), opened(tmp_path) as owner:
+        provider = Calling(get=OF_ITS_OWN[call])
+        provider.session = Session.create(owner).with_context("memory", provider=provider)
+        for _ in range(2):
+            with pytest.raises(CalledItself, match="called its own session"):
+                await provider.session.freeze_system_prompt()
+        provider.calls.clear()
+        assert "known" in await provider.session.freeze_system_prompt()
+
+
+@pytest.mark.parametrize("call", ["refresh", "replace", "append", "in a task that is waited for"])
+async def test_a_set_that_waits_for_its_own_block_is_told_so(tmp_path: Path, call: str) -> None:
+    async with asyncio.timeout(20), opened(tmp_path) as owner:
+        provider = Calling(set=OF_ITS_OWN[call])
+        provider.session = Session.create(owner).with_context("memory", provider=provider)
+        for _ in range(2):
+            with pytest.raises(CalledItself, match="the context block 'memory'"):
+                await provider.session.replace_context_block("memory", "new")
+        provider.calls.clear()
+        assert (await provider.session.replace_context_block("memory", "new")).content == "new"
+
+
+async def test_a_store_of_the_prompt_that_waits_for_the_prompt_is_told_so(tmp_path: Path) -> None:
+    for method in ("get", "set"):
+        async with asyncio.timeout(20), opened(tmp_path) as owner:
+            store = Calling(**{method: OF_ITS_OWN["refresh"]})
+            store.session = Session.create(owner).with_cached_prompt(store)
+            with pytest.raises(CalledItself, match="the system prompt"):
+                await (
+                    store.session.freeze_system_prompt()
+                ) if method == "get" else await store.session.refresh_system_prompt()
+
+
+async def test_a_provider_may_call_what_does_not_wait_for_it(tmp_path: Path) -> None:
+    """Other blocks, the messages, another session; and its own session, once it has returned."""
+    later: list[asyncio.Task[Any]] = []
+
+    async def call(session: Session) -> None:
+        await session.replace_context_block("other", "from memory")
+        await session.append_message(text("m1"))
+        await other.refresh_system_prompt()
+        returned = asyncio.Event()
+
+        async def after() -> None:
+            await returned.wait()
+            await session.replace_context_block("memory", "later")
+
+        provider.calls.clear()
+        later.append(asyncio.create_task(after()))
+        asyncio.get_running_loop().call_later(0, returned.set)
+
+    async with asyncio.timeout(20), opened(tmp_path) as owner:
+        provider = Calling(set=call)
+        other = Session.create(owner).for_session("other").with_context("memory")
+        session = Session.create(owner).with_context("memory", provider=provider).with_context("other")
+        provider.session = session
+        runs: list[Any] = []
+        session.on_compaction(runs.append).compact_after(0)
+        await session.freeze_system_prompt()
+        await session.replace_context_block("memory", "now")
+        await asyncio.gather(*later)
+        await session.settled()
+        assert [block.content for block in await session.get_context_blocks()] == ["later", "from memory"]
+        assert len(runs) == 1
+
+
+async def test_a_compaction_that_a_provider_has_started_waits_for_its_block(tmp_path: Path) -> None:
+    """Nobody waits for an automatic run, so it may wait for whom it likes."""
+    summarized = asyncio.Event()
+    shown: list[Exception] = []
+
+    async def call(session: Session) -> None:
+        await session.append_messages([text("m1", "many words " * 50), text("m2"), text("m3")])
+        await summarized.wait()
+
+    def fold(messages: Any) -> Any:
+        summarized.set()
+        return {"fromMessageId": "m1", "toMessageId": "m2", "summary": "short"}
+
+    async with asyncio.timeout(20), opened(tmp_path) as owner:
+        provider = Calling(set=call)
+        session = Session.create(owner).with_context("memory", provider=provider)
+        session.on_compaction(fold).compact_after(10).on_compaction_error(shown.append)
+        provider.session = session
+        await session.replace_context_block("memory", "now")
+        await session.settled()
+        assert (len(await session.get_compactions()), shown) == (1, [])

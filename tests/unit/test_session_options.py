@@ -1,5 +1,6 @@
 """Options of every builder method and constructor: what is of the wrong kind is one sentence, before anything is stored."""
 
+import logging
 import math
 from collections.abc import Callable
 from decimal import Decimal
@@ -187,3 +188,42 @@ async def test_what_an_owner_calls_broadcast_must_be_a_method(tmp_path: Path) ->
         session = Session.create(owner)
         await session.append_message(text("m1"))
         assert await session.get_path_length() == 1
+
+
+async def test_of_two_blocks_of_one_label_the_later_counts_which_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as owner:
+        two = [{"label": "memory", "provider": "first"}, {"label": "memory", "provider": "second"}]
+        for session in (
+            Session(AgentSessionProvider(owner), context=two),
+            Session.create(owner).with_context("memory", provider="first").with_context("memory", provider="second"),
+            SessionManager(owner, context=two).get_session("a"),
+        ):
+            assert [block.content for block in await session.get_context_blocks()] == ["second"]
+        assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
+        assert {record.getMessage() for record in caplog.records} == {
+            "two context blocks have the label 'memory'; the later one counts"
+        }
+
+
+async def test_a_summarizer_in_place_of_a_compaction_function_is_told_what_it_needs(tmp_path: Path) -> None:
+    async def summarize(prompt: str) -> str:
+        return "short"
+
+    async def say(text: str) -> str:
+        return "short"
+
+    async with opened(tmp_path) as owner:
+        for take in TAKERS["compaction function"]:
+            with pytest.raises(InvalidArgument, match="create_compact_function"):
+                take(owner, summarize)
+            take(owner, lambda messages, prompt=None: None)
+            take(owner, lambda *arguments, **options: None)
+        errors: list[Exception] = []
+        session = Session.create(owner).on_compaction(say).compact_after(0)  # type: ignore[arg-type]
+        session.on_compaction_error(errors.append)
+        await session.append_message(text("m1"))
+        await session.settled()
+        assert [type(error) for error in errors] == [InvalidArgument]
+        assert "create_compact_function" in str(errors[0])
