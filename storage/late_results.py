@@ -4,7 +4,7 @@ Every function works on a connection, in the caller's transaction.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import orjson
 
@@ -28,12 +28,32 @@ def nearest(
     return None
 
 
-def after(connection: sqlite3.Connection, session_id: str, seq: int) -> Iterator[tuple[int, JsonObject]]:
+def after(connection: sqlite3.Connection, session_id: str, seq: int, last: int = 2**62) -> list[tuple[int, JsonObject]]:
     """The messages after `seq` that speak of tool calls, on every branch. Costs what has come since."""
     query = """SELECT seq, CAST(content AS BLOB) FROM assistant_messages
-               WHERE seq > ? AND +session_id = ? AND instr(content, '"toolCallId"') ORDER BY seq"""
-    for found, content in connection.execute(query, (seq, session_id)):
-        yield found, decode(content)
+               WHERE seq > ? AND seq <= ? AND +session_id = ? AND instr(content, '"toolCallId"') ORDER BY seq"""
+    return [(found, decode(content)) for found, content in connection.execute(query, (seq, last, session_id))]
+
+
+def beside(connection: sqlite3.Connection, session_id: str, leaf: int, seq: int) -> list[tuple[int, JsonObject]]:
+    """`after`, without those of the path to `leaf`, the newest message; no message of the path is read."""
+    found: list[tuple[int, JsonObject]] = []
+    end = leaf
+    for first, last in paths.ranges_upward(connection, leaf):
+        if last < end:
+            found += after(connection, session_id, max(last, seq), end)
+        end = first - 1
+        if end <= seq:
+            break
+    return found
+
+
+def forget(connection: sqlite3.Connection, session_id: str, seq: int) -> None:
+    """Remove the overlay of a late result, if this message has one; the newest leaf's estimate follows."""
+    statement = "DELETE FROM assistant_compactions WHERE call IS NOT NULL AND first = ?"
+    if connection.execute(statement, (seq,)).rowcount:
+        visibility.recount(connection, session_id)
+        uncover(connection, session_id, seq, seq)
 
 
 def uncover(connection: sqlite3.Connection, session_id: str, first: int, last: int | None = None) -> None:

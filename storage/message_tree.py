@@ -8,7 +8,7 @@ leaf's path, so that an append costs the same whatever the history.
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from storage import compactions, full_text, late_results, leaves, paths, visibility
 from storage.errors import InvalidArgument, InvalidMessage, LimitExceeded, UnknownMessage, UnknownParent
@@ -30,6 +30,11 @@ from storage.tokens import estimate_one
 Parent: TypeAlias = str | Latest | None
 Then: TypeAlias = Callable[[sqlite3.Connection, JsonObject], None]
 """What else to do with a message, in its transaction."""
+Replaced: TypeAlias = Callable[[sqlite3.Connection, int, JsonObject, JsonObject], None]
+"""What else to do with a message that speaks of tool calls, or did, in the transaction that replaced it: its ``seq``, the message
+before and after."""
+
+_TOOL: Final = '"toolCallId"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +118,12 @@ def upsert(
     message: Prepared,
     parent_id: Parent = LATEST,
     then: Then | None = None,
+    replaced: Replaced | None = None,
 ) -> Appended:
     """`update` if there is a message of that id, wherever it is, else `append`, with `then` after one that is new."""
     is_known = leaves.seq_of(connection, session_id, message.id) is not None
     if is_known or compactions.is_overlay_id(connection, session_id, message.id):
-        return replace(update(connection, session_id, message), inserted=False)
+        return replace(update(connection, session_id, message, replaced), inserted=False)
     return _append_with(connection, session_id, message, parent_id, then)
 
 
@@ -142,7 +148,10 @@ def check_count(connection: sqlite3.Connection, limit: int) -> None:
 
 
 def update(
-    connection: sqlite3.Connection, session_id: str, message: Mapping[str, Any] | SessionMessage | Prepared
+    connection: sqlite3.Connection,
+    session_id: str,
+    message: Mapping[str, Any] | SessionMessage | Prepared,
+    replaced: Replaced | None = None,
 ) -> Appended:
     """Replace the content of a message. Raises InvalidMessage, UnknownMessage. An overlay's message is left as it is."""
     new = prepare(message)
@@ -151,23 +160,24 @@ def update(
         if not compactions.is_overlay_id(connection, session_id, new.id):
             raise UnknownMessage(new.id)
         return _unchanged(leaf)
-    query = "SELECT seq, bytes, tok FROM assistant_messages WHERE session_id = ? AND id = ?"
+    query = "SELECT seq, bytes, tok, content FROM assistant_messages WHERE session_id = ? AND id = ?"
     row = connection.execute(query, (session_id, new.id)).fetchone()
     if row is None or leaf is None:
         raise UnknownMessage(new.id)
-    seq, size, tokens = row
+    seq, size, tokens, before = row
     with full_text.replacing(connection, seq):
         connection.execute(
             "UPDATE assistant_messages SET content = ?, role = ?, bytes = ?, tok = ? WHERE seq = ?",
             (new.text, new.role, new.sums.bytes, new.sums.tokens, seq),
         )
     change = new.sums - Sums(1, size, tokens)
-    if change == Sums() or not paths.is_on_path(connection, seq, leaf.seq):
-        return Appended(True, leaf.sums.tokens)
-    if change.tokens and not visibility.shown_tokens(connection, session_id, leaf.seq, seq, 1):
-        change = Sums(0, change.bytes, 0)
-    leaves.set_sums(connection, leaf.seq, leaf.sums + change)
-    return Appended(True, leaf.sums.tokens + change.tokens)
+    if change != Sums() and paths.is_on_path(connection, seq, leaf.seq):
+        if change.tokens and not visibility.shown_tokens(connection, session_id, leaf.seq, seq, 1):
+            change = Sums(0, change.bytes, 0)
+        leaves.set_sums(connection, leaf.seq, leaf.sums + change)
+    if replaced is not None and (_TOOL in before or _TOOL in new.text):
+        replaced(connection, seq, decode(before), decode(new.text))
+    return _state(connection, session_id, is_changed=True)
 
 
 def delete(connection: sqlite3.Connection, session_id: str, message_ids: Iterable[str]) -> Appended:

@@ -38,14 +38,19 @@ class BuiltinHistory(History):
         return [_written(each) for each in appended]
 
     async def upsert(self, message: Any, parent_id: str | Latest | None) -> Written:
-        return _written(await self.provider.upsert_and_estimate(message, parent_id, then=self._cover))
+        return _written(
+            await self.provider.upsert_and_estimate(message, parent_id, then=self._cover, replaced=self._renew)
+        )
 
     def _cover(self, connection: sqlite3.Connection, message: JsonObject) -> None:
         """In the transaction of a new message: what it answers late is summarized with the calls."""
         late_results.cover_appended(connection, self._session_id, message)
 
     async def update(self, message: Any) -> Written:
-        return _written(await self.provider.update_and_estimate(message))
+        return _written(await self.provider.update_and_estimate(message, replaced=self._renew))
+
+    def _renew(self, connection: sqlite3.Connection, seq: int, before: JsonObject, after: JsonObject) -> None:
+        late_results.cover_updated(connection, self._session_id, seq, before, after)
 
     async def delete(self, message_ids: list[str]) -> Written:
         return _written(await self.provider.delete_and_estimate(message_ids))
@@ -81,26 +86,13 @@ class BuiltinHistory(History):
             placed = place_overlay(result.from_message_id, result.to_message_id, position, applied)
             if placed is None:
                 return None
-            late = self._answers(connection, seen, *placed)
-            if any(paths.is_on_path(connection, seq, leaf.seq) for seq, _ in late):
-                return None  # an answer has come meanwhile
             compactions.add(connection, session_id, result.summary, *placed)
-            late_results.cover(connection, session_id, late)
+            last = leaves.seq_of(connection, session_id, placed[1])
+            assert last is not None
+            late_results.cover_beside(connection, session_id, leaf.seq, last, seen.calls_in(result))
             return result.at(*placed)
 
         return await self._write(store)
-
-    def _answers(
-        self, connection: sqlite3.Connection, seen: SeenHistory, from_id: str, to_id: str
-    ) -> late_results.Late:
-        """Results, on any branch, of calls that are to be folded without one."""
-        first, last = (leaves.seq_of(connection, self._session_id, end) or 0 for end in (from_id, to_id))
-        opened = (
-            (leaves.seq_of(connection, self._session_id, message), call_id) for message, call_id in seen.open_calls
-        )
-        calls = {(seq, call_id) for seq, call_id in opened if seq is not None and first <= seq <= last}
-        found = late_results.answers(connection, self._session_id, calls)
-        return [(seq, message) for seq, message in found if not first <= seq <= last]
 
     async def tool_messages(self, name: str) -> list[JsonObject]:
         return await self._read(lambda connection: containing.on_path(connection, self._session_id, name))

@@ -68,13 +68,28 @@ class History:
         plain, _ = encode(message)
         if await settle(self.provider.get_message(plain["id"])) is None:
             return await self.append(plain, parent_id)
-        await settle(self.provider.update_message(plain))
+        await self.update(plain)
         return Written(False)
 
     async def update(self, message: Any) -> Written:
         plain, _ = encode(message)
+        late = await self._became_late(plain)
         await settle(self.provider.update_message(plain))
+        if late:
+            await settle(self.provider.add_compaction(late, plain["id"], plain["id"]))
         return Written(True)
+
+    async def _became_late(self, message: JsonObject) -> str:
+        """`_late_results` of a message of the path that is going to be replaced."""
+        if not late_results.lone_results(message):
+            return ""
+        visible = await self.get_history()
+        index = next((index for index, each in enumerate(visible) if each["id"] == message["id"]), None)
+        if index is None or not any(map(is_compaction_message, visible[:index])):
+            return ""
+        answered = late_results.lone_results(message) - late_results.lone_results(visible[index])
+        late = answered - {place.call_id for place in places(visible[:index]) if place.is_call}
+        return late_results.as_summary(message, late) if late else ""
 
     async def delete(self, message_ids: list[str]) -> Written:
         await settle(self.provider.delete_messages(message_ids))
@@ -142,10 +157,6 @@ class History:
         position, applied = await self._applied(messages, order)
         placed = place_overlay(result.from_message_id, result.to_message_id, position.get, applied)
         if placed is None:
-            return None
-        folded = range(order.get(result.from_message_id, 0), order.get(result.to_message_id, -1) + 1)
-        open_calls = {call_id for message_id, call_id in seen.open_calls if order.get(message_id) in folded}
-        if any(open_calls & late_results.lone_results(message) for message in messages):
             return None
         await settle(self.provider.add_compaction(result.summary, *placed))
         return result.at(*placed)

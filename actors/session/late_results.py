@@ -1,8 +1,8 @@
 """Results of tool calls that come after their call was folded into a summary: all the rules.
 
-Invariant: no visible history shows a result whose call a summary hides there. `create_compact_function` folds a call without its
-result only when it has waited so long that nobody can be expected to answer (`compaction.tool_pairs.ABANDONED_AFTER`). If the
-answer comes all the same:
+Invariant: no visible history shows a result whose call a summary hides there. `create_compact_function` folds a call together
+with its results, and one without a result only when it has waited so long that nobody can be expected to answer
+(`compaction.tool_pairs.ABANDONED_AFTER`). If an answer comes all the same, the first or one more:
 
 * A message with the result is stored as it is. In the history an overlay of its own stands for it, which tells in plain text
   which tool answered what, the answer shortened to `MAX_TOOL_OUTPUT_CHARS` as tool outputs are; the message's own texts are
@@ -11,14 +11,17 @@ answer comes all the same:
   in the transaction in which that call becomes visible again: a summary on one branch takes the place of an older one that
   starts at the same message also on other branches, where it may hide less, and a deletion may drop a summary
   (`storage.late_results.uncover`). A call that was deleted is not visible again: its answer stays told as text.
-* A fold may hide a call that another branch has answered; the overlay for that answer is stored with the summary.
+* A fold may hide a call that another branch has answered (there alone, or once more); the overlay for that answer is stored with
+  the summary.
+* An update may turn any message into such an answer, or into something else, and may add or take away calls: what stands for
+  that message, and for the answers to those calls, is made anew in its transaction.
 * A result that is written into the message of its call changes that message, as any update does, and no summary.
 * A message that answers such a call together with calls that are visible is refused: no text can stand for it without
   taking the other results away from their calls. One that is there already, on another branch, stays as it is.
 * While the summary is being written, an answer to a call in its range makes it worthless: it is not stored.
 
 Over other storage the overlay is an ordinary one. `PostgresHistory` keeps the same rules and knows it by its text; over any other
-provider only new messages at the end of a branch are looked at, and their overlays go with them.
+provider only new messages at the end of a branch and updates on the path are looked at, and their overlays go with them.
 """
 
 import contextlib
@@ -33,9 +36,6 @@ from compaction.truncate import MAX_TOOL_OUTPUT_CHARS, truncate_output
 from storage import compactions, late_results, leaves, visibility
 from storage.errors import InvalidMessage
 from storage.records import JsonObject
-
-Late = list[tuple[int, JsonObject]]
-"""Messages that answer calls, by their ``seq``."""
 
 
 def has_tool_parts(message: Any) -> bool:
@@ -63,7 +63,7 @@ def as_summary(message: Message, late: Collection[str]) -> str:
     """The text that stands for a message with late results. Raises InvalidMessage if it holds more than text can stand for."""
     if lone_results(message) - set(late) or unanswered([message]):
         raise InvalidMessage(
-            f"it answers {sorted(late)}, which a summary holds as abandoned, together with other calls; "
+            f"it answers {sorted(late)}, whose calls a summary holds, together with other calls; "
             "send that answer in a message of its own"
         )
     return text_of(message)
@@ -89,26 +89,32 @@ def cover_appended(connection: sqlite3.Connection, session_id: str, message: Mes
         _cover(connection, session_id, leaf.seq, leaf.id, message)
 
 
-def answers(connection: sqlite3.Connection, session_id: str, asked: Collection[tuple[int, str]]) -> Late:
-    """The messages of all branches that answer one of these calls (``seq`` and id) from outside of its message."""
-    if not asked:
-        return []
-    found: Late = []
-    wanted = {call_id for _, call_id in asked}
-    for seq, message in late_results.after(connection, session_id, min(asked)[0]):
-        if any(
-            (late_results.nearest(connection, seq, call_id, calls), call_id) in asked
-            for call_id in lone_results(message) & wanted
-        ):
-            found.append((seq, message))
-    return found
+def cover_beside(
+    connection: sqlite3.Connection, session_id: str, leaf: int, last: int, folded: Collection[str]
+) -> None:
+    """After a summary up to `last` was stored on the path to `leaf`: overlays for answers to its calls on other branches.
+
+    Costs what other branches have after it.
+    """
+    for seq, message in late_results.beside(connection, session_id, leaf, last) if folded else ():
+        if not lone_results(message).isdisjoint(folded):
+            with contextlib.suppress(InvalidMessage):  # it answers others too and is there already: it stays as it is
+                _cover(connection, session_id, seq, message["id"], message)
 
 
-def cover(connection: sqlite3.Connection, session_id: str, late: Late) -> None:
-    """Let overlays stand for messages of other branches whose calls have been folded just now."""
-    for seq, message in late:
-        with contextlib.suppress(InvalidMessage):  # it answers others too and is there already: it stays as it is
-            _cover(connection, session_id, seq, message["id"], message)
+def cover_updated(
+    connection: sqlite3.Connection, session_id: str, seq: int, before: JsonObject, after: JsonObject
+) -> None:
+    """Make anew what stands for a message that was replaced, and for answers to calls that it makes or made.
+
+    In the transaction that replaced it. Costs what has come since if it makes other calls than before. Raises InvalidMessage.
+    """
+    _renew(connection, session_id, seq, after)
+    changed = calls_of(before) ^ calls_of(after)
+    for later, message in late_results.after(connection, session_id, seq) if changed else ():
+        if not lone_results(message).isdisjoint(changed):
+            with contextlib.suppress(InvalidMessage):
+                _renew(connection, session_id, later, message)
 
 
 def calls(message: Message, call_id: str) -> bool:
@@ -116,9 +122,20 @@ def calls(message: Message, call_id: str) -> bool:
     return any(tool_call_id(part) == call_id and is_call(message, part) for part in parts(message))
 
 
+def calls_of(message: Message) -> set[str]:
+    """The calls that a message makes."""
+    return {part["toolCallId"] for part in parts(message) if is_call(message, part)}
+
+
 def as_stored(call_id: str) -> str:
     """As the text of a message with this call, or a result of it, holds its id."""
     return orjson.dumps(call_id).decode()
+
+
+def _renew(connection: sqlite3.Connection, session_id: str, seq: int, message: Message) -> None:
+    late_results.forget(connection, session_id, seq)
+    if lone_results(message):
+        _cover(connection, session_id, seq, message["id"], message)
 
 
 def _cover(connection: sqlite3.Connection, session_id: str, seq: int, message_id: str, message: Message) -> None:

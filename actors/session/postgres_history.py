@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from actors.session import late_results
 from actors.session.history import History, Written
-from actors.session.late_results import as_stored, as_summary, calls, lone_results, text_of
+from actors.session.late_results import as_stored, as_summary, calls, calls_of, lone_results, text_of
 from actors.session.seen import SeenHistory, as_text
 from compaction import CompactResult
 from compaction.overlays import place_overlay
@@ -49,6 +49,32 @@ class PostgresHistory(History):
     async def _late_results(self, message: JsonObject, parent_id: str | Latest | None) -> str:
         return ""  # `append` has seen to them
 
+    async def update(self, message: Any) -> Written:
+        plain, _ = encode(message)
+        before = await self.provider.get_message(plain["id"])
+        concerned = set() if before is None else _concerned(before, plain)
+        if before is None or not concerned:
+            return await super().update(plain)
+        (await self._branches(concerned)).replace(before, plain)  # refuses what no text can stand for
+        await self.provider.update_message(plain)
+        try:
+            await self._renew(before, plain, concerned)
+        except StorageError as exc:  # the message is replaced; the next summary looks again
+            log.warning("a late result may not be told as text, or still be: %s", type(exc).__name__)
+        return Written(True)
+
+    async def _became_late(self, message: JsonObject) -> str:
+        return ""  # `update` has seen to it
+
+    async def _renew(self, before: JsonObject, after: JsonObject, concerned: set[str]) -> None:
+        for _ in range(ATTEMPTS):
+            branches = await self._branches(concerned)
+            branches.replace(before, after)
+            watched = map(as_stored, concerned)
+            if await self.provider.change_overlays(branches.state, branches.added, branches.removed, watched):
+                return
+        raise _changing()
+
     async def delete(self, message_ids: list[str]) -> Written:
         written = await super().delete(message_ids)
         try:
@@ -62,19 +88,19 @@ class PostgresHistory(History):
 
     async def store_summary(self, result: CompactResult, seen: SeenHistory) -> CompactResult | None:
         """As `History.store_summary`, at one moment: what changes while it is decided makes it be decided anew."""
-        waiting = {call_id for _, call_id in seen.open_calls}
+        calls = seen.calls_in(result)
         for _ in range(ATTEMPTS):
-            branches = await self._branches(waiting)
+            branches = await self._branches(calls, only_beside=True)
             visible = await self._visible(branches.tree)
             if visible is None:
                 continue  # messages went meanwhile
             if not visible or not seen.still_holds(result, as_text(visible)):
                 return None
-            placed = branches.add_summary(result, seen)
+            placed = branches.add_summary(result, calls)
             if placed is None:
                 return None
             branches.uncover()
-            watched = map(as_stored, waiting)
+            watched = map(as_stored, calls)
             if await self.provider.change_overlays(branches.state, branches.added, branches.removed, watched):
                 return placed
         raise _changing()
@@ -98,9 +124,14 @@ class PostgresHistory(History):
                 return
         raise _changing()
 
-    async def _branches(self, call_ids: Collection[str]) -> "_Branches":
-        """The tree, and its messages that have to do with these calls or with results that are told as text."""
+    async def _branches(self, call_ids: Collection[str], *, only_beside: bool = False) -> "_Branches":
+        """The tree, and its messages that have to do with these calls or with results that are told as text.
+
+        With ``only_beside``: these calls matter only where there is more than one branch.
+        """
         state = await self.provider.get_state()
+        if only_beside and len(state.tree.path()) == len(state.tree.parents):
+            call_ids = ()
         covered = [item.from_id for item in state.tree.overlays if item.from_id == item.to_id]
         messages = await self.provider.get_messages(covered) if covered else {}
         held = set(call_ids).union(*map(lone_results, messages.values()))
@@ -134,26 +165,45 @@ class _Branches:
         self._cover([*self.tree.path(parent), message["id"]], message)
         return self.added
 
-    def add_summary(self, result: CompactResult, seen: SeenHistory) -> CompactResult | None:
-        """Add the overlay of a result, and summaries for late results on other branches; where it is, None if nowhere."""
+    def add_summary(self, result: CompactResult, calls: Collection[str]) -> CompactResult | None:
+        """Add the overlay of a result that holds these calls, and summaries for answers to them on other branches; where it
+        is, None if nowhere."""
         path = self.tree.path()
         position = {identity: index for index, identity in enumerate(path)}
-        applied = self.tree.applied(path)
-        placed = place_overlay(result.from_message_id, result.to_message_id, position.get, applied)
+        placed = place_overlay(result.from_message_id, result.to_message_id, position.get, self.tree.applied(path))
         if placed is None:
             return None
-        folded = range(position[placed[0]], position[placed[1]] + 1)
-        late: list[str] = []
-        for message_id, call_id in seen.open_calls:
-            if position.get(message_id) in folded:
-                late += [each for each in self._answers(message_id, call_id) if position.get(each) not in folded]
-        if any(each in position for each in late):
-            return None  # an answer has come meanwhile
         self._add(result.summary, *placed)
-        for each in late:
-            with contextlib.suppress(InvalidMessage):  # it answers others too and is there already: it stays as it is
-                self._cover(self.tree.path(each), self._messages[each])
+        for identity, message in self._messages.items():
+            if identity not in position and not lone_results(message).isdisjoint(calls):
+                with contextlib.suppress(
+                    InvalidMessage
+                ):  # it answers others too and is there already: it stays as it is
+                    self._cover(self.tree.path(identity), message)
         return result.at(*placed)
+
+    def replace(self, before: JsonObject, after: JsonObject) -> None:
+        """Make anew what stands for a message that is replaced, and for answers to calls that it makes or made.
+
+        Raises InvalidMessage.
+        """
+        replaced = after["id"]
+        if replaced not in self.tree.parents:
+            return
+        changed = calls_of(before) ^ calls_of(after)
+        told = text_of(before)
+        self._messages[replaced] = after
+        self._cover_anew(replaced, told)
+        for identity, message in self._messages.items():
+            if identity != replaced and not lone_results(message).isdisjoint(changed):
+                with contextlib.suppress(InvalidMessage):
+                    self._cover_anew(identity, text_of(message))
+
+    def _cover_anew(self, identity: str, told: str) -> None:
+        for item in list(self._overlays):
+            if item.from_id == item.to_id == identity and item.summary == told:
+                self._overlays.remove(item)
+        self._cover(self.tree.path(identity), self._messages[identity])
 
     def uncover(self) -> None:
         """Let late results be seen as they are where all their calls are visible again; one that was deleted never is."""
@@ -180,17 +230,6 @@ class _Branches:
         order = 1 + max((item.order for item in self._overlays), default=-1)
         self._overlays.append(Overlay(order, str(uuid.uuid4()), summary, from_id, to_id, ""))
 
-    def _answers(self, message_id: str, call_id: str) -> list[str]:
-        """The messages of all branches that answer a call from outside of its message."""
-        found: list[str] = []
-        for identity, message in self._messages.items():
-            if call_id in lone_results(message):
-                path = self.tree.path(identity)
-                call = self._nearest_call(path, call_id)
-                if call is not None and path[call] == message_id:
-                    found.append(identity)
-        return found
-
     def _is_folded(self, path: list[str], call_id: str, applying: list[Applied]) -> bool:
         call = self._nearest_call(path, call_id)
         return call is not None and any(item.start <= call <= item.end for item in applying)
@@ -202,6 +241,11 @@ class _Branches:
             if message is not None and calls(message, call_id):
                 return index
         return None
+
+
+def _concerned(before: JsonObject, after: JsonObject) -> set[str]:
+    """The calls whose pairs an update may change."""
+    return lone_results(before) | lone_results(after) | (calls_of(before) ^ calls_of(after))
 
 
 def _changing() -> Overloaded:

@@ -490,6 +490,142 @@ async def test_a_result_on_another_branch_of_a_call_folded_here_is_told_as_text_
         assert [is_compaction_message(entry) for entry in await session.get_history()][:3] == [False, True, False]
 
 
+KEEP_ONE = {"protect_head": 1, "tail_token_budget": 0, "min_tail_messages": 1}
+
+
+@asynccontextmanager
+async def answered(folder: Path, is_builtin: bool = True, **options: Any) -> AsyncIterator[Session]:
+    """A conversation with a call that has its result: m1, the call m2, its result m3, m4."""
+    async with opened(folder) as owner:
+        provider: Any = AgentSessionProvider(owner)
+        fold = create_compact_function(**{"summarize": summarize, **KEEP_ONE, **options})
+        session = Session.create(provider if is_builtin else Documented(provider)).on_compaction(fold)
+        for message in (text("m1"), call("m2", "c"), result("m3", "c"), text("m4")):
+            await session.append_message(message)
+        yield session
+        assert await provider.path_tokens() == estimate_message_tokens(await session.get_history())
+
+
+@pytest.mark.parametrize("is_builtin", [True, False])
+@pytest.mark.parametrize("how", ["append", "update"])
+async def test_a_second_result_that_comes_while_the_summary_is_written_makes_it_worthless(
+    tmp_path: Path, is_builtin: bool, how: str
+) -> None:
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def waiting(prompt: str) -> str:
+        begun.set()
+        await gate.wait()
+        return "in short"
+
+    async with answered(tmp_path, is_builtin, summarize=waiting) as session:
+        if how == "update":
+            await session.append_message(text("m5"))
+        run = asyncio.create_task(session.compact())
+        await begun.wait()
+        await (session.append_message if how == "append" else session.update_message)(result("m5", "c"))
+        gate.set()
+        assert await run is None
+        assert await shown_ids(session) == ["m1", "m2", "m3", "m4", "m5"]
+        await session.append_message(text("m6"))
+        assert await session.compact() is not None
+        assert await shown_ids(session) == ["m1", "summary", "m6"]
+
+
+async def test_a_second_result_of_a_call_that_was_made_again_does_not_drop_the_summary_of_the_first(
+    tmp_path: Path,
+) -> None:
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def waiting(prompt: str) -> str:
+        begun.set()
+        await gate.wait()
+        return "in short"
+
+    async with answered(tmp_path, summarize=waiting) as session:
+        await session.append_message(call("again", "c"))
+        run = asyncio.create_task(session.compact())
+        await begun.wait()
+        await session.append_message(result("m5", "c"))
+        gate.set()
+        assert await run is not None
+        assert await shown_ids(session) == ["m1", "summary", "again", "m5"]
+
+
+async def test_a_second_result_on_another_branch_is_told_as_text_there(tmp_path: Path) -> None:
+    async with answered(tmp_path) as session:
+        await session.append_message(result("m5", "c"))
+        await session.append_message(text("m6"), "m4")
+        await session.append_message(text("m7"))
+        first = await session.compact()
+        assert first is not None
+        assert (first.from_message_id, first.to_message_id) == ("m2", "m6")  # which the other branch does not hold
+        assert [entry["id"] for entry in await session.get_history("m5")] == ["m1", "m2", "m3", "m4", "m5"]
+    async with answered(tmp_path, min_tail_messages=2) as session:
+        await session.clear_messages()
+        for message in (text("m1"), call("m2", "c"), result("m3", "c"), text("m4"), result("m5", "c")):
+            await session.append_message(message)
+        await session.append_message(text("m6"), "m4")
+        await session.append_message(text("m7"))
+        second = await session.compact()
+        assert second is not None
+        assert (second.from_message_id, second.to_message_id) == ("m2", "m4")
+        *_, told = await session.get_history("m5")
+        assert told["parts"][0]["text"] == "[Late result of an earlier call of look: 42]"
+        assert await session.get_message("m5") == result("m5", "c")
+
+
+@pytest.mark.parametrize("is_builtin", [True, False])
+@pytest.mark.parametrize("how", ["update_message", "upsert_message"])
+async def test_a_message_that_becomes_a_result_of_a_folded_call_is_told_as_text(
+    tmp_path: Path, is_builtin: bool, how: str
+) -> None:
+    async with answered(tmp_path, is_builtin) as session:
+        await session.append_message(text("m5"))
+        assert await session.compact() is not None
+        assert await shown_ids(session) == ["m1", "summary", "m5"]
+        await getattr(session, how)(result("m5", "c"))
+        *_, told = await session.get_history()
+        assert told["parts"][0]["text"] == "[Late result of an earlier call of look: 42]"
+        assert await session.get_message("m5") == result("m5", "c")
+        if not is_builtin:
+            return
+        await getattr(session, how)(result("m5", "c", output="43"))
+        *_, told = await session.get_history()
+        assert told["parts"][0]["text"] == "[Late result of an earlier call of look: 43]"
+        await getattr(session, how)(text("m5", "no result any more"))
+        assert await shown_ids(session) == ["m1", "summary", "m5"]
+
+
+async def test_an_update_that_no_text_can_stand_for_is_refused(tmp_path: Path) -> None:
+    async with answered(tmp_path) as session:
+        await session.append_message(call("m5", "d"))
+        await session.append_message(text("m6"))
+        assert await session.compact() is not None
+        assert await shown_ids(session) == ["m1", "summary", "m5", "m6"]
+        with pytest.raises(InvalidMessage, match="in a message of its own"):
+            await session.update_message(result("m6", "c", "d"))
+        assert await shown_ids(session) == ["m1", "summary", "m5", "m6"]
+        await session.update_message(result("m6", "d"))
+        assert await shown_ids(session) == ["m1", "summary", "m5", "m6"]
+
+
+async def test_an_update_that_makes_or_takes_away_a_folded_call_changes_how_its_answers_are_told(
+    tmp_path: Path,
+) -> None:
+    async with answered(tmp_path) as session:
+        await session.append_message(text("m5"))
+        assert await session.compact() is not None
+        await session.append_message(result("m6", "c"))
+        assert await shown_ids(session) == ["m1", "summary", "m5", "summary"]
+        await session.update_message(text("m2"))
+        assert await shown_ids(session) == ["m1", "summary", "m5", "m6"]
+        await session.update_message(call("m2", "c"))
+        assert await shown_ids(session) == ["m1", "summary", "m5", "summary"]
+        await session.update_message(call("m5", "c"))  # the nearest call is visible
+        assert await shown_ids(session) == ["m1", "summary", "m5", "m6"]
+
+
 async def test_compaction_waits_for_the_result_of_the_call_that_crossed_the_threshold(tmp_path: Path) -> None:  # B28
     async with opened(tmp_path) as owner:
         fold = create_compact_function(summarize=summarize, protect_head=1, tail_token_budget=1, min_tail_messages=1)

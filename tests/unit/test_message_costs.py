@@ -122,7 +122,12 @@ WORN = {
     "delete what is hidden": lambda c, count: tree.delete(c, "", ["call"]),
     "delete the end of a summary": lambda c, count: tree.delete(c, "", ["a"]),
     "summary": lambda c, count: compactions.add(c, "", "summary", "m", "b"),
-    "answers to what is folded": lambda c, count: late_results.answers(c, "", {(2 * count + 2, f"c{count}")}),
+    "answers to what is folded": lambda c, count: late_results.cover_beside(
+        c, "", 2 * count + 5, 2 * count + 2, {f"c{count}"}
+    ),
+    "update that answers": lambda c, count: tree.update(
+        c, "", tool("b", "tool", f"c{count}", output="42"), lambda c, *args: late_results.cover_updated(c, "", *args)
+    ),
     "history": lambda c, count: history.visible_json(c, ""),
     "newest part of the history": lambda c, count: history.recent(c, "", 0, 2),
 }

@@ -231,6 +231,37 @@ async def test_a_late_result_is_shown_as_it_is_when_its_call_is_visible_again(
     assert "c" in ids(await session.get_history("late"))
 
 
+async def test_a_second_result_of_a_folded_call_is_told_as_text_however_it_comes(
+    provider: PostgresSessionProvider,
+) -> None:
+    async def answer_again(messages: Any) -> Any:
+        if await provider.get_message("m6") is not None and not await provider.get_message("m7"):
+            await provider.append_message(result("m7", "c"))
+        return fold("m2", "m4")(messages)
+
+    session = Session.create(provider).on_compaction(answer_again)
+    for message in (text("m1"), call("m2", "c"), result("m3", "c"), text("m4"), result("m5", "c")):
+        await session.append_message(message)
+    await session.append_message(text("m6"), "m4")
+    assert await session.compact() is None  # one has come meanwhile
+    await session.delete_messages(["m7"])
+    await session.append_message(text("m7"))
+    assert await session.compact() is not None
+    told = "[Late result of an earlier call of look: {}]"
+    assert (await session.get_history("m5"))[-1]["parts"][0]["text"] == told.format(42)
+    for how, output in ((session.update_message, 43), (session.upsert_message, 44)):
+        await how(result("m7", "c", output=output))
+        assert (await session.get_history())[-1]["parts"][0]["text"] == told.format(output)
+    with pytest.raises(InvalidMessage, match="in a message of its own"):
+        await session.update_message({**result("m7", "c"), "parts": result("m7", "c", "x")["parts"]})
+    await session.update_message(text("m7"))
+    assert ids(await session.get_history()) == ["m1", "summary", "m6", "m7"]
+    await session.update_message(text("m2"))
+    assert ids(await session.get_history("m5")) == ["m1", "summary", "m5"]
+    await session.update_message(call("m2", "c"))
+    assert ids(await session.get_history("m5")) == ["m1", "summary", "summary"]
+
+
 async def test_a_late_result_whose_call_is_gone_stays_told_as_text(provider: PostgresSessionProvider) -> None:
     session = await abandoned(provider)
     await session.append_message(result("late", "c1"))

@@ -1,7 +1,8 @@
 """Whole sessions under random use, against a model that keeps every message and recounts everything.
 
-Trees, tool calls (parts of one message, parallel, answered in their message or by later ones, late ones too), budgets, deletions,
-summaries by hand, by `create_compact_function` and automatic, changes while a summary is being written, and restarts.
+Trees, tool calls (parts of one message, parallel, answered in their message or by later ones, late, more than once, on several
+branches, by updates), budgets, deletions, summaries by hand, by `create_compact_function` and automatic, changes while a summary
+is being written, and restarts.
 `PERDURE_LONG=1` runs many more.
 """
 
@@ -97,8 +98,11 @@ def answers_of(message: JsonObject) -> list[str]:
     return [part["toolCallId"] for part in message["parts"] if "toolCallId" in part and message["role"] == "tool"]
 
 
-def broken_pairs(path: list[JsonObject], visible: list[JsonObject]) -> list[str]:
-    """What the whole path has together and the visible history has apart."""
+def broken_pairs(path: list[JsonObject], visible: list[JsonObject], updated: set[str]) -> list[str]:
+    """What the whole path has together and the visible history has apart.
+
+    ``updated``: calls that an update answered or made; one that wrote the result into what is folded leaves its call open.
+    """
     shown = {message["id"] for message in visible}
     caller: dict[str, str] = {}
     answered_by: dict[str, list[str]] = {}
@@ -113,7 +117,7 @@ def broken_pairs(path: list[JsonObject], visible: list[JsonObject]) -> list[str]
     for message in visible:
         for call_id, holds_result in calls_of(message).items():
             answers = answered_by.get(call_id, [])
-            if answers and not holds_result and not shown & set(answers):
+            if answers and not holds_result and not shown & set(answers) and call_id not in updated:
                 broken.append(f"{message['id']} calls {call_id}, whose result is folded")
     return broken
 
@@ -196,6 +200,8 @@ class Conversations(RuleBasedStateMachine):
         self.runner = self.stack.enter_context(asyncio.Runner())
         self.home = self.home_type(self.folder)
         self.model = Model()
+        self.first_content: dict[str, JsonObject] = {}
+        self.updated_calls: set[str] = set()
         self.ids = itertools.count()
         self.summaries = itertools.count()
         self.is_split_by_hand = False
@@ -252,6 +258,7 @@ class Conversations(RuleBasedStateMachine):
         else:
             await self.session.append_message(message, parent)
         self.model.append(message, parent)
+        self.first_content[message["id"]] = message
 
     def append(self, message: JsonObject, parent: str | None = None, *, is_latest: bool = True) -> None:
         async def work() -> None:
@@ -339,8 +346,58 @@ class Conversations(RuleBasedStateMachine):
                 found.append((message["id"], waiting))
         return found
 
-    def update(self, message: JsonObject) -> None:
-        self.run(self.session.update_message(message))
+    @rule(pick=SOME, leaf=SOME)
+    @precondition(lambda self: any(map(self.made_on, self.model.rows)))
+    def answer_once_more(self, pick: int, leaf: int) -> None:
+        """A result for a call that may have one, below any message that comes after the call."""
+        message, parent = self.one_more_answer(pick, leaf)
+        self.append(message, parent, is_latest=parent == self.model.newest)
+
+    def one_more_answer(self, pick: int, leaf: int) -> tuple[JsonObject, str]:
+        leaves = [identity for identity in self.model.rows if self.made_on(identity)]
+        parent = leaves[-1 - leaf % len(leaves)]
+        made = self.made_on(parent)
+        return self.results([made[-1 - pick % len(made)]]), parent
+
+    def made_on(self, leaf: str | None) -> list[str]:
+        """The calls of a path."""
+        return [call_id for message in self.model.path(leaf) for call_id in calls_of(message)]
+
+    @rule(pick=SOME, call=SOME, by_upsert=st.booleans())
+    @precondition(lambda self: any(map(self.may_become_answer, self.model.rows)))
+    def turn_into_an_answer(self, pick: int, call: int, by_upsert: bool) -> None:
+        self.update(self.as_an_answer(pick, call), by_upsert=by_upsert)
+
+    def as_an_answer(self, pick: int, call: int) -> JsonObject:
+        """A message that makes no call, as an answer to one above it."""
+        found = [identity for identity in self.model.rows if self.may_become_answer(identity)]
+        identity = found[-1 - pick % len(found)]
+        made = self.made_on(self.model.rows[identity].parent)
+        return {**self.results([made[-1 - call % len(made)]]), "id": identity}
+
+    def may_become_answer(self, identity: str) -> bool:
+        row = self.model.rows[identity]
+        return not calls_of(row.message) and bool(self.made_on(row.parent))
+
+    @rule(pick=SOME, words=TEXTS)
+    @precondition(lambda self: self.model.rows)
+    def turn_into_a_text(self, pick: int, words: str) -> None:
+        self.update({**self.text(words), "id": self.some_id(pick)})
+
+    @rule(pick=SOME, by_upsert=st.booleans())
+    @precondition(lambda self: self.model.rows)
+    def turn_into_what_it_was(self, pick: int, by_upsert: bool) -> None:
+        self.update(self.first_content[self.some_id(pick)], by_upsert=by_upsert)
+
+    def update(self, message: JsonObject, *, by_upsert: bool = False) -> None:
+        self.run(self._update(message, by_upsert=by_upsert))
+
+    async def _update(self, message: JsonObject, *, by_upsert: bool = False) -> None:
+        await (self.session.upsert_message if by_upsert else self.session.update_message)(message)
+        before = self.model.rows[message["id"]].message
+        if before["role"] != message["role"]:
+            for each in (before, message):
+                self.updated_calls |= {*calls_of(each), *answers_of(each)}
         self.model.rows[message["id"]].message = message
 
     @rule(pick=SOME, words=TEXTS)
@@ -387,9 +444,22 @@ class Conversations(RuleBasedStateMachine):
         self.is_split_by_hand = True
         self.run(self.session.add_compaction("by hand", self.some_id(first), self.some_id(last)))
 
-    @rule(picks=st.lists(SOME, max_size=2), parent=st.one_of(st.none(), SOME), words=TEXTS)
+    @rule(
+        picks=st.lists(SOME, max_size=2),
+        parent=st.one_of(st.none(), SOME),
+        words=TEXTS,
+        answer=st.one_of(st.none(), st.tuples(SOME, SOME)),
+        turn=st.one_of(st.none(), st.tuples(SOME, SOME)),
+    )
     @precondition(lambda self: self.model.rows)
-    def change_while_a_summary_is_written(self, picks: list[int], parent: int | None, words: str) -> None:
+    def change_while_a_summary_is_written(
+        self,
+        picks: list[int],
+        parent: int | None,
+        words: str,
+        answer: tuple[int, int] | None,
+        turn: tuple[int, int] | None,
+    ) -> None:
         async def work() -> None:
             shown = [message["id"] for message in await self.session.get_history()]
             deleted: set[str] = set()
@@ -405,6 +475,11 @@ class Conversations(RuleBasedStateMachine):
             is_latest = parent is None or not self.model.rows
             below = self.model.newest if is_latest else self.some_id(parent or 0)
             await self._append(self.text(words), below, is_latest=is_latest)
+            if answer is not None and any(map(self.made_on, self.model.rows)):
+                message, leaf = self.one_more_answer(*answer)
+                await self._append(message, leaf, is_latest=leaf == self.model.newest)
+            if turn is not None and any(map(self.may_become_answer, self.model.rows)):
+                await self._update(self.as_an_answer(*turn))
             self.begun.set()
             self.gate.set()
             result = await running
@@ -455,7 +530,7 @@ class Conversations(RuleBasedStateMachine):
                 expanded.append(message)
         assert expanded == path, "a message is neither visible nor in the range of a summary, or is both"
         if not self.is_split_by_hand:
-            assert broken_pairs(path, visible) == []
+            assert broken_pairs(path, visible, self.updated_calls) == []
 
     async def _check_counts(self) -> None:
         provider = self.session._parts.history.provider
