@@ -334,9 +334,6 @@ def _told(model: Model) -> Iterator[None]:
     except _Unusable as exc:
         raise ModelAnswerBroken(model.url, str(exc)) from None
     except openai.APIConnectionError as exc:
-        for cause in _causes(exc):
-            if isinstance(cause, _Unusable):
-                raise ModelAnswerBroken(model.url, str(cause)) from None
         raise ModelUnreachable(model.url, _connection_problem(exc)) from None
     except openai.APIStatusError as exc:
         raise ModelRefused(model.name, model.url, exc.status_code, _reason(exc, model)) from None
@@ -357,18 +354,14 @@ def _told(model: Model) -> Iterator[None]:
 
 def _connection_problem(error: BaseException) -> str:
     """The kind of the innermost cause that says something, in plain words."""
-    names = {type(cause).__name__ for cause in _causes(error)}
+    names = set()
+    cause: BaseException | None = error
+    while cause is not None:
+        names.add(type(cause).__name__)
+        cause = cause.__cause__ or cause.__context__
     if "ConnectError" in names or "ConnectionRefusedError" in names or "gaierror" in names:
         return "no connection can be made"
     return "the connection broke off"
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it came from."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def _reason(error: Any, model: Model) -> str:
