@@ -529,22 +529,31 @@ async def test_a_provider_may_call_what_does_not_wait_for_it(tmp_path: Path) -> 
 
 async def test_a_compaction_that_a_provider_has_started_waits_for_its_block(tmp_path: Path) -> None:
     """Nobody waits for an automatic run, so it may wait for whom it likes."""
-    summarized = asyncio.Event()
-    shown: list[Exception] = []
+    is_refreshing = asyncio.Event()
+    errors: list[Exception] = []
+
+    class Before(Note):
+        """The block that is read before the one that is being written."""
+
+        async def get(self) -> str | None:
+            if self.reads:
+                is_refreshing.set()
+            return await super().get()
 
     async def call(session: Session) -> None:
         await session.append_messages([text("m1", "many words " * 50), text("m2"), text("m3")])
-        await summarized.wait()
+        await is_refreshing.wait()
 
     def fold(messages: Any) -> Any:
-        summarized.set()
         return {"fromMessageId": "m1", "toMessageId": "m2", "summary": "short"}
 
     async with asyncio.timeout(20), opened(tmp_path) as owner:
         provider = Calling(set=call)
-        session = Session.create(owner).with_context("memory", provider=provider)
-        session.on_compaction(fold).compact_after(10).on_compaction_error(shown.append)
+        session = Session.create(owner).with_context("before", provider=Before())
+        session.with_context("memory", provider=provider)
+        session.on_compaction(fold).compact_after(10).on_compaction_error(errors.append)
         provider.session = session
         await session.replace_context_block("memory", "now")
         await session.settled()
-        assert (len(await session.get_compactions()), shown) == (1, [])
+        assert (len(await session.get_compactions()), errors) == (1, [])
+        assert "now" in await session.freeze_system_prompt()
