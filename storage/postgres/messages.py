@@ -18,7 +18,7 @@ from storage.history import whole_number
 from storage.message_pages import Order
 from storage.message_text import message_text
 from storage.message_tree import Parent
-from storage.overlays import Overlay, overlay_message
+from storage.overlays import Overlay, check_size, overlay_message
 from storage.postgres import pages
 from storage.postgres.clients import client_of
 from storage.postgres.errors import PostgresFailed, PostgresUnavailable
@@ -26,7 +26,7 @@ from storage.postgres.guards import CHANGED, DIGESTS, VERSION, State, change_of_
 from storage.postgres.tables import COMPACTIONS, MESSAGES, Tables
 from storage.postgres.texts import escape, iso_time, query_words, required, unescape
 from storage.postgres.trees import Tree, tree_of
-from storage.records import COMPACTION_PREFIX, LATEST, JsonObject, Latest, SessionMessage, decode, encode
+from storage.records import COMPACTION_PREFIX, LATEST, JsonObject, Latest, SessionMessage, clean, decode, encode
 from storage.replication import StorageOptions
 from storage.tokens import estimate_one
 
@@ -274,6 +274,7 @@ class PostgresSessionProvider:
     async def add_compaction(self, summary: str, from_id: str, to_id: str) -> JsonObject:
         """Store an overlay. One whose ends are not on a path, in order, never applies to it and hides nothing."""
         texts = [required(summary, "summary"), required(from_id, "from_id"), required(to_id, "to_id")]
+        check_size(clean(summary), StorageOptions().max_message_bytes)
         identity = str(uuid.uuid4())
         await self._tables()
         await self._write(_ADD_COMPACTION, [identity, self._session, *texts])

@@ -587,3 +587,19 @@ async def test_a_message_over_the_limit_of_size_is_refused_as_by_sqlite(
             await getattr(provider, method)(largest)
             assert await provider.get_message("m") == largest
     assert said == [f"A message of {limit + 1:,} bytes is over the limit of {limit:,} bytes; nothing was stored."] * 4
+
+
+async def test_a_summary_over_the_limit_of_size_is_refused_as_by_sqlite(
+    connection: AsyncConnection, tmp_path: Path
+) -> None:
+    said = []
+    database = await open_database(tmp_path / "a.db")
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(database.close)
+        for provider in (AgentSessionProvider(database), PostgresSessionProvider(connection)):
+            await provider.append_message(message("m"))
+            with pytest.raises(LimitExceeded, match=r"A summary of .* is over the limit of 8,388,608 bytes") as caught:
+                await provider.add_compaction("日" * 2_800_000, "m", "m")
+            said.append(str(caught.value))
+            assert await provider.get_compactions() == []
+    assert said[0] == said[1]
