@@ -1501,7 +1501,7 @@ async def test_a_storage_that_holds_less_than_the_settings_say_cuts_at_what_it_h
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reply_module, "SAVE_SECONDS", 0.0)
-    server.answer(*["word "] * 2_000)
+    reply, is_stored = server.answer(*["word "] * 2_000, pause_before=150), asyncio.Event()
     async with chatting(tmp_path, server) as hall:
         session = hall.conversation._agent.session
         update = session.update_message
@@ -1510,9 +1510,16 @@ async def test_a_storage_that_holds_less_than_the_settings_say_cuts_at_what_it_h
             if reply_module.size_of(message) > 2_000:
                 raise LimitExceeded("A message", "2,000 bytes")
             await update(message)
+            if reply_module.size_of(message) > 750:  # all words before the pause
+                is_stored.set()
 
         monkeypatch.setattr(session, "update_message", narrow)
-        _, message = await ask(hall, "Go", "q1")
+        hall.send("one", "chat", "Go", "q1")
+        await asyncio.wait_for(is_stored.wait(), 10)
+        reply.go.set()
+        answer = await hall.answer("one")
+        assert isinstance(answer, Result)
+        message = json.loads(answer.result or b"")["message"]
         assert message["metadata"]["status"] == "full"
         assert message["parts"][0]["text"].startswith("word word")
         assert (await history(hall))[1] == message
