@@ -12,6 +12,7 @@
     │   └── NotFound            no such conversation (or not for this principal)
     ├── SessionError            a Session call that cannot be done
     │   ├── NoCompaction        no compaction function was registered
+    │   ├── CalledFromInside    a function that the session calls has called the session, which waits for it
     │   ├── UnknownBlock        no context block of that label
     │   ├── BlockNotWritable    the block's provider cannot be written
     │   ├── BlockTooLarge       the content is over the block's max_tokens
@@ -86,6 +87,13 @@ class SessionError(ActorsError):
 class NoCompaction(SessionError):
     code = "no_compaction"
     sentence = "No compaction function registered. Call onCompaction() first."  # text of the interface
+
+
+class CalledFromInside(SessionError):
+    code = "called_from_inside"
+    sentence = (
+        "{0} was called from inside of a {1} of the same session, which waits for it; call it when that has returned."
+    )
 
 
 class UnknownBlock(SessionError):

@@ -6,7 +6,8 @@
     ├── EmptySummary            the summarizer answered with nothing
     ├── InvalidSummary          the summarizer answered with something that is no text
     ├── LongSummary             a summary longer than what it stands for, or than any may be
-    └── InvalidTokenCount       the token counter answered with something that is no number
+    ├── InvalidTokenCount       the token counter answered with something that is no number
+    └── TokenCountTimeout       the token counter did not answer
 
 Options and usage figures of the wrong kind are `storage.errors.InvalidArgument`. What the summarizer or the counter raises
 itself is passed on as it is.
@@ -41,3 +42,11 @@ class LongSummary(CompactionError):
 class InvalidTokenCount(CompactionError):
     code = "invalid_token_count"
     sentence = "The token counter answered with a {0}; it must return a number. Nothing was compacted."
+
+
+class TokenCountTimeout(CompactionError):
+    code = "token_count_timeout"
+    is_retryable = True
+    sentence = (
+        "The token counter gave no answer within {0:g} seconds; it is not asked again for {1:g}. Nothing was compacted."
+    )

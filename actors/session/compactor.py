@@ -5,6 +5,7 @@ summary is stored afterwards only if its range is still on the path.
 """
 
 import asyncio
+import contextlib
 import inspect
 import json
 import logging
@@ -15,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from actors.errors import NoCompaction
+from actors.session import guests
 from actors.session.history import History, Written
 from actors.session.locks import holding_nothing
 from actors.session.prompt import SystemPrompt
@@ -22,7 +24,6 @@ from actors.session.seen import SeenHistory
 from actors.session.status import Report, Status
 from compaction import CompactContext, CompactFunction, CompactResult, TokenCounter
 from storage.errors import InvalidArgument, StorageError
-from storage.maybe_async import settle
 
 log = logging.getLogger("perdure.session")
 
@@ -70,6 +71,10 @@ class Compactor:
         self._lock = asyncio.Lock()
         self._order = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._summarizing = guests.Inside("compaction function")
+        self._handling = guests.Inside("handler of compaction errors")
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._failed_count = ""
         self._vain: Vain | None = None
 
     @property
@@ -99,8 +104,8 @@ class Compactor:
             return
         try:
             await work(written)
-        except StorageError as exc:
-            log.warning("a write was stored and not told of: %s", type(exc).__name__)
+        except Exception as exc:
+            log.warning("a write was stored and not told of: %s", guests.for_the_log(exc))
 
     async def _tell_in_order(self, written: Written) -> None:
         async with self._order:
@@ -112,21 +117,24 @@ class Compactor:
             if written.is_changed and report.error is None:
                 await self._consider(report)
         if written.is_changed and report.error is not None:
-            await self._handle(report.error)
+            self._handle(report.error)
 
     async def run(self) -> CompactResult | None:
         """Wait for a run that is going on, then run; None if nothing was folded or the function failed.
 
-        Raises NoCompaction, and what storing the summary raises.
+        Raises NoCompaction, CalledFromInside, and what storing the summary raises.
         """
         if self._function is None:
             raise NoCompaction()
+        self._summarizing.refuse("compact()")
+        self._status.refuse_inside_count("compact()")
         async with self._lock:
             before = await self._begin()
             try:
                 return await self._run_by_hand(before)
-            except asyncio.CancelledError:
-                self._status.send_idle()
+            except BaseException as exc:
+                if not isinstance(exc, Exception):
+                    self._status.send_idle()
                 raise
 
     async def _run_by_hand(self, before: Report) -> CompactResult | None:
@@ -148,9 +156,12 @@ class Compactor:
         return stored
 
     async def settled(self) -> None:
-        """Return when no run is going on."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        """Return when no run is going on, and no handler is at work that this is not called from. Raises CalledFromInside."""
+        self._summarizing.refuse("Waiting for a compaction")
+        self._status.refuse_inside_count("Waiting for a compaction")
+        while self._task is not None or (self._handlers and not self._handling.is_true):
+            waiting = self._handlers if self._task is None else {self._task}
+            await asyncio.wait(waiting)
         if self._lock.locked():
             async with self._lock:
                 pass
@@ -166,13 +177,17 @@ class Compactor:
 
     async def cancel(self) -> None:
         """End an automatic run now; nothing of it is stored unless that has begun."""
-        task = self._task
-        if task is not None:
+        tasks = {self._task} if self._task is not None else set()
+        if not self._handling.is_true:
+            tasks |= self._handlers
+        for task in tasks:
             task.cancel()
-            await asyncio.wait([task])
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _tell(self, written: Written) -> Report:
         report = await self._status.report("idle", path_tokens=written.path_tokens)
+        self._log_failed_count(report.error)
         if self.is_automatic and report.error is None and not self._is_above(report):
             await self._remember(None)  # below the threshold, a fruitless run holds up no other
         return report
@@ -188,50 +203,75 @@ class Compactor:
             )
             self._task.add_done_callback(self._forget_task)
 
-    async def _handle(self, error: Exception) -> None:
-        """Give an error of automatic compaction to the user's handler; what that raises is only logged."""
-        if self._on_error is None:
+    def _log_failed_count(self, error: Exception | None) -> None:
+        """Once, until an estimate was made again: without one there is no automatic compaction."""
+        told = "" if error is None else guests.for_the_log(error)
+        if told and told != self._failed_count:
+            log.warning("the tokens of the session could not be estimated: %s", told)
+        self._failed_count = told
+
+    def _handle(self, error: Exception) -> None:
+        """Give an error of automatic compaction to the user's handler, which nothing waits for but `settled`.
+
+        What it raises is only logged. Of what it causes itself it is not told.
+        """
+        if self._on_error is None or self._is_over or self._handling.is_true:
             return
+        task = asyncio.create_task(self._call_handler(self._on_error, error), name="handler of compaction errors")
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+
+    async def _call_handler(self, handler: Callable[[Exception], Any], error: Exception) -> None:
         try:
-            await settle(self._on_error(error))
+            with self._handling.entered():
+                async with asyncio.timeout(COMPACTION_SECONDS):
+                    await guests.call(handler, error)
         except Exception as failure:
-            log.warning("the handler of compaction errors failed: %s", type(failure).__name__)
+            log.warning("the handler of compaction errors failed: %s", guests.for_the_log(failure))
 
     async def _run_automatically(self) -> None:
+        error: Exception | None = None
         try:
             async with self._lock:
-                await self._attempt()
-        except asyncio.CancelledError:
-            self._status.send_idle()
-            raise
+                error = await self._attempt()
+        except StorageError as exc:
+            log.warning("an automatic compaction ended: %s", exc)
         except Exception:
             log.exception("an automatic compaction failed")
+        except BaseException:
+            self._status.send_idle()
+            raise
+        finally:
+            self._task = None
+        if error is not None:
+            self._handle(error)
 
-    def _forget_task(self, _: asyncio.Task[None]) -> None:
-        self._task = None
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
+        if self._task is task:  # it was cancelled before it began
+            self._task = None
 
     def _is_above(self, report: Report) -> bool:
         return self._function is not None and self._threshold is not None and report.tokens > self._threshold
 
-    async def _attempt(self) -> None:
+    async def _attempt(self) -> Exception | None:
+        """What the user's handler is to be told."""
         before = await self._begin()
         try:
             stored = await self._store(*await self._summarize())
         except Exception as exc:
-            log.warning("an automatic compaction failed: %s", _told(exc))
+            log.warning("an automatic compaction failed: %s", guests.for_the_log(exc))
             self._status.send_error(exc)
-            await self._handle(exc)
             await self._status.report("idle")
-            await self._remember(before.tokens)
-            return
+            with contextlib.suppress(StorageError):  # the storage that failed, most likely; it has been told of
+                await self._remember(before.tokens)
+            return exc
         failure = None if stored is None else await self._refresh_prompt()
-        if failure is not None:
-            await self._handle(failure)
         after = await self._end(before, stored)
         if stored is not None and after.tokens < before.tokens:
             await self._remember(None, is_warned=False)
         else:
             await self._remember_vain(before.tokens if stored is None else after.tokens)
+        return failure
 
     async def _begin(self) -> Report:
         return await self._status.report("compacting") if self.reports else Report(0)
@@ -242,7 +282,7 @@ class Compactor:
         return await self._status.report("idle", tokens_before=None if stored is None else before.tokens)
 
     async def _end_failed(self, error: Exception) -> None:
-        log.warning("a compaction failed: %s", _told(error))
+        log.warning("a compaction failed: %s", guests.for_the_log(error))
         self._status.send_error(error)
         if self.reports:
             await self._status.report("idle")
@@ -252,8 +292,9 @@ class Compactor:
         assert self._function is not None
         messages, seen = await self._history.snapshot()
         arguments = (messages, self._context) if _takes_context(self._function) else (messages,)
-        async with asyncio.timeout(COMPACTION_SECONDS):
-            return _result(await settle(self._function(*arguments))), seen
+        with self._summarizing.entered():
+            async with asyncio.timeout(COMPACTION_SECONDS):
+                return _result(await guests.call(self._function, *arguments)), seen
 
     async def _store(self, result: CompactResult | None, seen: SeenHistory) -> CompactResult | None:
         return None if result is None else await self._history.store_summary(result, seen)
@@ -263,7 +304,7 @@ class Compactor:
         try:
             await self._prompt.refresh()
         except Exception as exc:
-            log.warning("a summary was stored and the prompt was not rendered again: %s", _told(exc))
+            log.warning("a summary was stored and the prompt was not rendered again: %s", guests.for_the_log(exc))
             self._status.send_error(exc)
             return exc
         return None
@@ -293,11 +334,6 @@ class Compactor:
                 self._threshold,
             )
         await self._remember(tokens, is_warned=True)
-
-
-def _told(error: Exception) -> str:
-    """Our own sentence, or the class alone: what a model's client says may quote messages, which logs never carry."""
-    return str(error) if isinstance(error, StorageError) else type(error).__name__
 
 
 def _takes_context(function: CompactFunction) -> bool:

@@ -46,7 +46,7 @@ class Session(SessionBuilder):
         Raises InvalidMessage, UnknownParent.
         """
         parts = self._parts
-        await self._restore_skills()
+        await self._before_write()
         await parts.compactor.after_append(await parts.history.append(message, arguments.parent(parent_id)))
 
     async def append_messages(self, messages: Sequence[Message], parent_id: str | Latest | None = LATEST) -> None:
@@ -56,7 +56,7 @@ class Session(SessionBuilder):
         """
         given, parent_id = arguments.messages(messages), arguments.parent(parent_id)
         parts = self._parts
-        await self._restore_skills()
+        await self._before_write()
         written = await parts.history.append_all(given, parent_id)
         for each in written[:-1]:
             await parts.compactor.after_write(each)
@@ -67,25 +67,26 @@ class Session(SessionBuilder):
     async def upsert_message(self, message: Message, parent_id: str | Latest | None = LATEST) -> None:
         """Replace the message of that id where it is, or `append_message` it."""
         parts = self._parts
-        await self._restore_skills()
+        await self._before_write()
         await parts.compactor.after_append(await parts.history.upsert(message, arguments.parent(parent_id)))
 
     async def update_message(self, message: Message) -> None:
         """Replace the message of that id. Raises InvalidMessage, UnknownMessage."""
         parts = self._parts
-        await self._restore_skills()
+        await self._before_write()
         await parts.compactor.after_write(await parts.history.update(message))
 
     async def delete_messages(self, message_ids: list[str]) -> None:
         """Remove messages; their children take their parents. Unknown ids are ignored."""
         given = arguments.ids(message_ids)
         parts = self._parts
-        await self._restore_skills()
+        await self._before_write()
         await parts.compactor.after_write(await parts.history.delete(given))
 
     async def clear_messages(self) -> None:
         """Remove all messages, overlays and what was loaded, and render the prompt again."""
         parts = self._parts
+        parts.status.refuse_inside_count("A write")
         await parts.history.clear()
         parts.skills.reset()
         await parts.prompt.refresh()
@@ -273,6 +274,10 @@ class Session(SessionBuilder):
         return await self._parts.tools.all()
 
     # ---- inside -----------------------------------------------------------------------------------------------
+
+    async def _before_write(self) -> None:
+        self._parts.status.refuse_inside_count("A write")
+        await self._restore_skills()
 
     async def _restore_skills(self) -> None:
         """What was loaded before a change counts as loaded after it."""

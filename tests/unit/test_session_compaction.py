@@ -3,18 +3,28 @@
 import asyncio
 import json
 import logging
+import operator
 import sqlite3
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from session_support import Note, Owner, opened, text
 
-from actors.errors import NoCompaction, NotSupported
+from actors.errors import CalledFromInside, NoCompaction, NotSupported
 from actors.session import Session
 from actors.session.history import History
-from compaction import CompactContext, CompactResult, estimate_message_tokens, is_compaction_message
+from compaction import (
+    CompactContext,
+    CompactResult,
+    InvalidTokenCount,
+    create_compact_function,
+    estimate_message_tokens,
+    is_compaction_message,
+)
+from compaction.errors import TokenCountTimeout
 from storage import AgentSessionProvider
 from storage.errors import Fenced
 
@@ -670,3 +680,260 @@ async def test_a_summary_that_no_overlay_holds_is_never_removed(tmp_path: Path) 
         change = "UPDATE assistant_messages SET id = 'compaction_lost' WHERE id = 'm2'"
         await owner.database.write(lambda connection: connection.execute(change) and None)
         assert len(await Session.create(owner).get_history()) == 2
+
+
+# ---- functions of the user's that misbehave -------------------------------------------------------------------
+
+
+async def test_a_handler_may_use_the_session(tmp_path: Path) -> None:
+    told: list[Any] = []
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(OSError("down"), fold("m1", "m2"))
+        session = automatic(owner, summarizer)
+
+        async def handler(error: Exception) -> None:
+            await session.settled()
+            told.append((str(error), session.is_compacting, await session.compact()))
+
+        session.on_compaction_error(handler)
+        async with asyncio.timeout(10):
+            await append(session, "m1", "m2", "m3")
+        assert told == [("down", False, CompactResult(fromMessageId="m1", toMessageId="m2", summary="s"))]
+        assert await ids(session) == ["summary", "m3"]
+
+
+async def test_a_handler_whose_own_append_fails_to_compact_is_not_called_again(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    async def broken(**_: Any) -> int:
+        raise ValueError("tokenizer broke")
+
+    async with opened(tmp_path) as owner:
+        session = automatic(owner, Summarizer(), token_counter=broken)
+
+        async def handler(error: Exception) -> None:
+            told.append(str(error))
+            await session.append_message(text("note"))
+
+        session.on_compaction_error(handler)
+        async with asyncio.timeout(10):
+            await append(session, "m1")
+        assert told == ["tokenizer broke"]
+        assert await ids(session) == ["m1", "note"]
+
+
+@pytest.mark.parametrize("call", ["compact", "settled", "hibernate"])
+@pytest.mark.parametrize("by_hand", [True, False])
+async def test_a_compaction_function_that_waits_for_its_own_session_is_refused(
+    tmp_path: Path, call: str, by_hand: bool
+) -> None:
+    raised: list[Exception] = []
+    async with opened(tmp_path) as owner:
+
+        async def function(messages: Messages) -> None:
+            try:
+                await asyncio.create_task(getattr(session, call)())
+            except Exception as exc:
+                raised.append(exc)
+                raise
+
+        session = automatic(owner, function, threshold=10**6 if by_hand else 1)
+        async with asyncio.timeout(10):
+            await append(session, "m1")
+            if by_hand:
+                assert await session.compact() is None
+        assert [type(error) for error in raised] == [CalledFromInside]
+        assert "was called from inside of a compaction function of the same session" in owner.frames[-2]["error"]
+        assert owner.phases()[-3:] == ["compacting", "error", "idle"]
+
+
+class End(BaseException):
+    """Nobody expects it."""
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, End, "cancelled task"])
+async def test_what_a_compaction_function_raises_is_its_failure_and_cancels_nobody(
+    tmp_path: Path, kind: Any, by_hand: bool
+) -> None:
+    told: list[Exception] = []
+
+    async def function(messages: Messages) -> None:
+        if isinstance(kind, str):
+            task = asyncio.create_task(asyncio.sleep(9))
+            task.cancel()
+            await task
+        raise kind
+
+    async with opened(tmp_path) as owner:
+        session = automatic(owner, function, threshold=10**6 if by_hand else 1).on_compaction_error(told.append)
+        await append(session, "m1")
+        if by_hand:
+            assert await session.compact() is None
+        else:
+            assert len(told) == 1
+        assert owner.phases()[-3:] == ["compacting", "error", "idle"]
+        name = "CancelledError" if isinstance(kind, str) else kind.__name__
+        assert owner.frames[-2]["error"] == f"it ended with {name}"
+
+
+async def test_a_cancelled_caller_of_a_manual_run_is_cancelled(tmp_path: Path) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer()
+        session = Session.create(owner).on_compaction(summarizer)
+        await append(session, "m1")
+        summarizer.gate.clear()
+        run = asyncio.create_task(session.compact())
+        await summarizer.entered.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert owner.phases()[-1] == "idle"
+        assert not session.is_compacting
+
+
+@pytest.mark.parametrize("error", [OSError("socket gone"), asyncio.CancelledError(), End()])
+async def test_a_broadcast_that_raises_makes_no_write_fail(
+    tmp_path: Path, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as owner:
+
+        def broadcast(frame: dict[str, Any]) -> None:
+            raise error
+
+        owner.broadcast = broadcast  # type: ignore[method-assign]
+        session = automatic(owner, Summarizer(fold("m1", "m1")), threshold=1)
+        await append(session, "m1", "m2")
+        assert (await session.get_raw_history()) == [text("m1"), text("m2")]
+        assert len(await session.get_compactions()) == 1
+        assert [type(error).__name__ in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+async def test_an_untyped_error_after_a_write_makes_no_append_look_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as owner:
+        session = automatic(owner, Summarizer())
+
+        async def broken(*_: Any, **__: Any) -> None:
+            raise KeyError("a fault")
+
+        monkeypatch.setattr(session._parts.status, "report", broken)
+        await session.append_message(text("m1"))
+        assert await session.get_message("m1") == text("m1")
+        assert "a write was stored and not told of: KeyError" in caplog.text
+        assert "a fault" not in caplog.text
+
+
+async def test_a_counter_that_never_answers_holds_up_one_append_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Exception] = []
+    asked = 0
+
+    async def stuck(**_: Any) -> int:
+        nonlocal asked
+        asked += 1
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if asked > 10:
+                    raise
+
+    async with opened(tmp_path) as owner:
+        monkeypatch.setattr("actors.session.status.COUNT_SECONDS", 0.05)
+        session = automatic(owner, Summarizer(), token_counter=stuck).on_compaction_error(told.append)
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(session.append_message(text(f"m{number}")) for number in range(20)))
+            await session.settled()
+        assert asked == 1
+        assert await session.get_path_length() == 20
+        assert [type(error) for error in told] == [TokenCountTimeout] * 20
+        asked = 11  # let it be cancelled
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            if "guests.call" in repr(task):
+                task.cancel()
+
+
+async def test_a_counter_that_writes_is_refused(tmp_path: Path) -> None:
+    told: list[Exception] = []
+    async with opened(tmp_path) as owner:
+
+        async def writing(**_: Any) -> int:
+            await session.append_message(text("by the counter"))
+            return 1
+
+        session = automatic(owner, Summarizer(), token_counter=writing).on_compaction_error(told.append)
+        async with asyncio.timeout(5):
+            await append(session, "m1", "m2")
+        assert await ids(session) == ["m1", "m2"]
+        assert [type(error) for error in told] == [CalledFromInside] * 2
+        assert str(told[0]).startswith("A write was called from inside of a token counter of the same session")
+
+
+@pytest.mark.parametrize("answer", ["900", None, [], True])
+async def test_a_count_that_is_no_number_is_told_and_logged_once(
+    tmp_path: Path, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Exception] = []
+    async with opened(tmp_path) as owner:
+        session = automatic(owner, Summarizer(), token_counter=lambda **_: answer).on_compaction_error(told.append)
+        await append(session, "m1", "m2")
+        assert [type(error) for error in told] == [InvalidTokenCount] * 2
+        assert type(answer).__name__ in str(told[0])
+        assert [record.getMessage() for record in caplog.records if "estimated" in record.getMessage()] == [
+            f"the tokens of the session could not be estimated: {told[0]}"
+        ]
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), 10**400])
+async def test_a_count_that_is_not_finite_is_0(tmp_path: Path, answer: float) -> None:
+    told: list[Exception] = []
+    async with opened(tmp_path) as owner:
+        session = automatic(owner, Summarizer(), token_counter=lambda **_: answer).on_compaction_error(told.append)
+        await append(session, "m1")
+        assert told == []
+        assert owner.frames[-1]["tokenEstimate"] == 0
+
+
+async def test_clients_are_told_what_users_code_raised_and_of_our_own_faults_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def summarize(prompt: str) -> str:
+        raise LookupError("the model is asleep")
+
+    async with opened(tmp_path) as owner:
+        function = create_compact_function(
+            summarize=summarize, protect_head=0, tail_token_budget=0, min_tail_messages=1
+        )
+        session = Session.create(owner).on_compaction(function)
+        await append(session, "m1", "m2", "m3")
+        assert await session.compact() is None
+        assert owner.frames[-2]["error"] == "the model is asleep"
+        monkeypatch.setattr("compaction.summarize.head_end", partial(operator.getitem, {}))
+        assert await session.compact() is None
+        assert owner.frames[-2]["error"] == "Something went wrong inside of Perdure; the server's log says where."
+        assert "TypeError at compaction/summarize.py:" in caplog.text
+
+
+async def test_closing_the_database_during_an_automatic_run_is_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as owner:
+        summarizer = Summarizer(fold("m1", "m1"))
+        session = automatic(owner, summarizer, threshold=1)
+        summarizer.gate.clear()
+        await append_and_wait(session, summarizer)
+        await owner.database.close()
+        summarizer.gate.set()
+        await session.settled()
+        (record,) = [record for record in caplog.records if record.name.startswith("perdure")]
+        assert record.exc_info is None
+        assert "This database is closed" in record.getMessage()
+        assert owner.phases()[-1] == "idle"
+
+
+async def append_and_wait(session: Session, summarizer: Summarizer) -> None:
+    await session.append_message(text("m1"))
+    await summarizer.entered.wait()
