@@ -31,6 +31,11 @@ def add(
     summary, from_id, to_id = clean(summary), clean(from_id), clean(to_id)
     first, last = (leaves.seq_of(connection, session_id, end) for end in (from_id, to_id))
     tokens = estimate_one(overlay_message(Overlay(0, identity, summary, from_id, to_id, "")))
+    leaf = leaves.latest(connection, session_id)
+    change, is_most = 0, False
+    if call is None and leaf is not None and first is not None and last is not None and first <= last:
+        is_most = 2 * (last - first) > leaf.sums.count  # then what stays is counted more quickly
+        change = 0 if is_most else visibility.change_by(connection, session_id, leaf.seq, first, last, tokens)
     row = connection.execute(
         f"""INSERT INTO assistant_compactions
                 (id, session_id, summary, from_message_id, to_message_id, first, last, call, tok)
@@ -40,7 +45,10 @@ def add(
     if call is not None and first is not None:
         _count_instead(connection, session_id, first, tokens)
     elif first is not None and last is not None and first <= last:
-        recount(connection, session_id)
+        if is_most:
+            recount(connection, session_id)
+        elif leaf is not None and change:
+            leaves.set_sums(connection, leaf.seq, leaf.sums + Sums(tokens=change))
         late_results.uncover(connection, session_id, last + 1)
     return record(Overlay(*row))
 

@@ -118,6 +118,61 @@ def recount(connection: sqlite3.Connection, session_id: str) -> None:
         leaves.set_sums(connection, leaf.seq, Sums(leaf.sums.count, leaf.sums.bytes, tokens))
 
 
+def change_by(connection: sqlite3.Connection, session_id: str, leaf: int, first: int, last: int, tokens: int) -> int:
+    """By how much the visible tokens of the path to `leaf` would change by one more summary of so many tokens.
+
+    Costs what the summary hides, and summaries that begin inside of it; of others only those that it replaces.
+    """
+    path = [(max(start, first), end) for start, end in _path(connection, leaf, first)]
+    if (
+        _on_path(path, first) != first
+        or _on_path(path, last) != last
+        or _is_hidden(connection, session_id, leaf, first)
+    ):
+        return 0
+    before = _summaries(connection, session_id, path, first)
+    after = _summaries(connection, session_id, path, last + 1)
+    hidden: tuple[list[_Place], list[_Place]] = [], [(first, last, 0)]
+    following = [next(before, None), next(after, None)]
+    horizon, is_settled = last, False
+    while not is_settled:  # until both ways to see the path go on alike
+        is_settled = True
+        for index, rest in enumerate((before, after)):
+            while (item := following[index]) is not None and item[0] <= horizon:
+                hidden[index].append(item)
+                horizon, following[index], is_settled = max(horizon, item[1]), next(rest, None), False
+    part = [(start, min(end, horizon)) for start, end in path if start <= horizon]
+    return _shown(connection, part, hidden[1]) + tokens - _shown(connection, part, hidden[0])
+
+
+def _is_hidden(connection: sqlite3.Connection, session_id: str, leaf: int, seq: int) -> bool:
+    """`is_folded` by a summary that begins before it; where none reaches it, that is seen at once."""
+    query = """SELECT EXISTS (SELECT 1 FROM assistant_compactions INDEXED BY ac_order
+               WHERE session_id = ? AND call IS NULL AND first < ? AND last >= ?)"""
+    (may_be,) = connection.execute(query, (session_id, seq, seq)).fetchone()
+    if not may_be:
+        return False
+    start = _earliest_summary(connection, session_id, 0)
+    assert start is not None
+    for first, last, _ in _summaries(connection, session_id, _path(connection, leaf, start), 0):
+        if seq <= last:
+            return first < seq
+    return False
+
+
+def _shown(connection: sqlite3.Connection, part: list[Range], hidden: list[_Place]) -> int:
+    """The visible tokens of a part of a path of which these summaries hide something."""
+    gaps = _gaps(part, hidden, part[0][0])
+    total = sum(paths.sums(connection, *gap).tokens for gap in gaps)
+    for first, _, seq in _late(connection, gaps):
+        (instead,) = connection.execute("SELECT tok FROM assistant_compactions WHERE seq = ?", (seq,)).fetchone()
+        total += instead - paths.sums(connection, first, first).tokens
+    for _, _, seq in hidden:
+        row = connection.execute("SELECT tok FROM assistant_compactions WHERE seq = ?", (seq,)).fetchone()
+        total += row[0] if row else 0
+    return total
+
+
 def _earliest(connection: sqlite3.Connection, session_id: str, leaf: int | None, since: int) -> int | None:
     """Where the first overlay may begin; None if there is none."""
     query = "SELECT first FROM assistant_compactions INDEXED BY ac_late WHERE call IS NOT NULL AND first BETWEEN ? AND ? LIMIT 1"
