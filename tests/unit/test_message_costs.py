@@ -142,6 +142,18 @@ def test_the_cost_does_not_grow_with_superseded_overlays_and_late_results(operat
     assert large <= small * 1.2
 
 
+def test_looking_for_answers_to_many_folded_calls_reads_no_message_of_the_path():
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    schema.migrate(connection)
+    for number in range(600):
+        tree.append(connection, "", tool(f"c{number}", "assistant", f"c{number}", input={}))
+    for number in range(600, 1_000):
+        tree.append(connection, "", message(f"c{number}"))
+    compactions.add(connection, "", "summary", "c0", "c300")
+    folded = {f"c{number}" for number in range(301)}
+    assert steps(connection, lambda: late_results.cover_beside(connection, "", 1_000, 301, folded)) < 200
+
+
 def test_a_worn_history_shows_its_summary_and_what_came_after_it():
     connection = worn(10)
     answer_it = steps(connection, lambda: answer(connection, 10))
