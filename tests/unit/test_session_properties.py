@@ -10,14 +10,17 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from awake import KEY
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -583,3 +586,51 @@ def test_a_session_in_a_file_keeps_every_message_every_pair_and_every_sum() -> N
 
 def test_a_conversation_that_sleeps_and_dies_keeps_every_message_every_pair_and_every_sum() -> None:
     run_state_machine_as_test(AwakeConversations, settings=machine_settings(5))
+
+
+@pytest.mark.parametrize("seed", range(1_000 if IS_LONG else 25))
+def test_results_that_come_more_than_once_on_branches_and_by_updates_are_never_shown_without_their_call(
+    seed: int,
+) -> None:
+    """Few messages, nearly all of them about tools, and everything but the newest folded as soon as it may be."""
+    chance = random.Random(seed)
+    machine = Conversations()
+    some = partial(chance.randrange, 10**6)
+    try:
+        machine.begin(
+            head=chance.randrange(2),
+            budget=0,
+            tail=chance.randrange(1, 3),
+            threshold=None,
+            own_counter=False,
+            by_hand=False,
+        )
+        machine.say(["apple"])
+        for _ in range(24):
+            answers = any(map(machine.made_on, machine.model.rows))
+            turns = any(map(machine.may_become_answer, machine.model.rows))
+            match chance.randrange(10):
+                case 0 | 1:
+                    machine.use_a_tool(count=1, apart=1, words="cloud")
+                case 2 if answers:
+                    machine.answer_once_more(some(), chance.randrange(4))
+                case 3 if turns:
+                    machine.turn_into_an_answer(
+                        chance.randrange(4), chance.randrange(4), by_upsert=chance.random() < 0.5
+                    )
+                case 4:
+                    machine.branch("bridge", chance.randrange(4))
+                case 5 | 6:
+                    again = chance.choice([None, (chance.randrange(2), 0), (chance.randrange(4), chance.randrange(4))])
+                    turn = chance.choice([None, None, (chance.randrange(4), chance.randrange(4))])
+                    below = chance.choice([None, None, chance.randrange(4)])
+                    machine.change_while_a_summary_is_written([], below, "dragon", again, turn)
+                case 7:
+                    machine.say(["cloud", "apple"])
+                case _:
+                    machine.compact()
+            for leaf in machine.model.rows:
+                machine.run(machine._check(leaf))
+            machine.run(machine._check_counts())
+    finally:
+        machine.teardown()
