@@ -26,7 +26,7 @@ test: $(READY)
 
 # Without the runs that hibernate between any two steps and those on PostgreSQL: a third of the time, and `make test` has them.
 test-fast: $(READY)
-	@PERDURE_FAST=1 $(BIN)/python -m pytest tests/unit tests/conformance -k "not between_any_two_steps and not on_postgres" $(ARGS)
+	@TESTS_FAST=1 $(BIN)/python -m pytest tests/unit tests/conformance -k "not between_any_two_steps and not on_postgres" $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff format --check .

@@ -48,5 +48,5 @@ class TokenCountTimeout(CompactionError):
     code = "token_count_timeout"
     is_retryable = True
     sentence = (
-        "The token counter gave no answer within {0:g} seconds; it is not asked again for {1:g}. Nothing was compacted."
+        "The token counter gave no answer within {0} seconds; it is not asked again for {1}. Nothing was compacted."
     )

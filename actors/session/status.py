@@ -127,7 +127,7 @@ class Status:
 
     async def _count(self, counter: TokenCounter, **given: Any) -> Any:
         if time.monotonic() < self._silent_until:
-            raise TokenCountTimeout(COUNT_SECONDS, COUNT_PAUSE)
+            raise TokenCountTimeout(f"{COUNT_SECONDS:g}", f"{COUNT_PAUSE:g}")
         with self._counting.entered():
             asked = asyncio.ensure_future(guests.call(counter, **given))
             asked.add_done_callback(_forget)
@@ -137,7 +137,7 @@ class Status:
                 asked.cancel()
         if not asked.done():
             self._silent_until = time.monotonic() + COUNT_PAUSE
-            raise TokenCountTimeout(COUNT_SECONDS, COUNT_PAUSE)
+            raise TokenCountTimeout(f"{COUNT_SECONDS:g}", f"{COUNT_PAUSE:g}")
         return asked.result()
 
 

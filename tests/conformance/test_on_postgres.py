@@ -37,9 +37,7 @@ OPERATIONS = {
     "get_history_row_stats": "answers null with this storage (area postgres, scenario empty#1); the other steps are run",
 }
 
-LONG = {
-    "messages/very_deep_path": "takes long; with PERDURE_LONG=1 (test_postgres_messages.py reads as long a history)"
-}
+LONG = {"messages/very_deep_path": "takes long; with TESTS_LONG=1 (test_postgres_messages.py reads as long a history)"}
 
 STEMMER = "the Snowball stemmer and FTS5's Porter stemmer differ in 'deployment' and the like (FORMAT.md section 5)"
 STOP_WORDS = "the configuration english has stop words (FORMAT.md section 5)"
@@ -134,7 +132,7 @@ def name_of(scenario: Scenario) -> str:
 
 
 def reason_left_out(scenario: Scenario) -> str | None:
-    long = LONG.get(name_of(scenario)) if os.environ.get("PERDURE_LONG") != "1" else None
+    long = LONG.get(name_of(scenario)) if os.environ.get("TESTS_LONG") != "1" else None
     return WHOLE_AREAS.get(scenario.area) or MODES.get(scenario.setup["mode"]) or long
 
 

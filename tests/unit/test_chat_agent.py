@@ -1525,7 +1525,7 @@ async def test_a_storage_that_holds_less_than_the_settings_say_cuts_at_what_it_h
         assert (await history(hall))[1] == message
 
 
-@settings(max_examples=1_000 if os.environ.get("PERDURE_LONG") else 60, deadline=None)
+@settings(max_examples=1_000 if os.environ.get("TESTS_LONG") else 60, deadline=None)
 @given(st.lists(st.text(max_size=300) | st.none(), max_size=6), st.integers(200, 1_500))
 def test_what_is_cut_fits_and_begins_as_the_whole(texts: list[str | None], limit: int) -> None:
     parts = [{"type": "step-start"} if part is None else {"type": "text", "text": part} for part in texts]
@@ -1626,7 +1626,7 @@ class Stored:
         self.messages[message["id"]] = encode(message)[0]
 
 
-@settings(max_examples=2_000 if os.environ.get("PERDURE_LONG") else 150, deadline=None)
+@settings(max_examples=2_000 if os.environ.get("TESTS_LONG") else 150, deadline=None)
 @given(odd_messages())
 def test_no_message_that_can_be_stored_breaks_a_chat(messages: list[Json]) -> None:
     async def turn() -> None:
@@ -1765,7 +1765,7 @@ histories = st.lists(
 )
 
 
-@settings(max_examples=2_000 if os.environ.get("PERDURE_LONG") else 120, deadline=None)
+@settings(max_examples=2_000 if os.environ.get("TESTS_LONG") else 120, deadline=None)
 @given(histories)
 def test_a_strict_endpoint_takes_every_history(messages: list[Json]) -> None:  # B29
     told = model_messages(messages, "Prompt")

@@ -13,11 +13,11 @@ from compaction import CompactResult, create_compact_function, is_compaction_mes
 from compaction.boundaries import foldable, head_end
 from compaction.tool_pairs import ABANDONED_AFTER, APPROVAL_ABANDONED_AFTER, pairs, waiting_and_abandoned
 
-EXAMPLES = 5_000 if os.environ.get("PERDURE_LONG") else 75
+EXAMPLES = 5_000 if os.environ.get("TESTS_LONG") else 75
 bounded = settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize=not os.environ.get("PERDURE_LONG"),
+    derandomize=not os.environ.get("TESTS_LONG"),
     suppress_health_check=list(HealthCheck),
 )
 

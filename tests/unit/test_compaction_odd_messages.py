@@ -32,9 +32,9 @@ from storage.errors import InvalidArgument
 from storage.records import SessionMessage
 
 bounded = settings(
-    max_examples=3_000 if os.environ.get("PERDURE_LONG") else 300,
+    max_examples=3_000 if os.environ.get("TESTS_LONG") else 300,
     deadline=None,
-    derandomize=not os.environ.get("PERDURE_LONG"),
+    derandomize=not os.environ.get("TESTS_LONG"),
     suppress_health_check=list(HealthCheck),
 )
 

@@ -36,7 +36,7 @@ from compaction.tool_pairs import (
 from storage.records import SessionMessage
 
 bounded = settings(
-    max_examples=2_000 if os.environ.get("PERDURE_LONG") else 50,
+    max_examples=2_000 if os.environ.get("TESTS_LONG") else 50,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

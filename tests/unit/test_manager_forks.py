@@ -212,7 +212,7 @@ JSON = st.recursive(
 FIELDS = st.dictionaries(st.text(max_size=6).filter(lambda name: name not in ("id", "role", "parts")), JSON, max_size=3)
 
 
-@settings(max_examples=500 if os.environ.get("PERDURE_LONG") else 25, deadline=None)
+@settings(max_examples=500 if os.environ.get("TESTS_LONG") else 25, deadline=None)
 @given(
     st.lists(
         st.tuples(st.text(min_size=1), FIELDS, JSON, st.booleans()), min_size=1, max_size=5, unique_by=lambda m: m[0]

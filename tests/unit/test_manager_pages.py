@@ -155,7 +155,7 @@ def path_of(parents, session_id, leaf):
     return path
 
 
-@settings(max_examples=500 if os.environ.get("PERDURE_LONG") else 30, deadline=None)
+@settings(max_examples=500 if os.environ.get("TESTS_LONG") else 30, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 7))
 def test_pages_come_to_the_whole_in_every_order_while_messages_come_and_go(seed, limit):
     source = random.Random(seed)

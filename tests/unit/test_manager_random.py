@@ -1,4 +1,4 @@
-"""Random use of a SessionManager, restarts included, against a plain model. `PERDURE_LONG=1` runs many more."""
+"""Random use of a SessionManager, restarts included, against a plain model. `TESTS_LONG=1` runs many more."""
 
 import asyncio
 import os
@@ -322,7 +322,7 @@ def changed(message: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name not in ("id", "createdAt")}
 
 
-@settings(max_examples=400 if os.environ.get("PERDURE_LONG") else 12, deadline=None)
+@settings(max_examples=400 if os.environ.get("TESTS_LONG") else 12, deadline=None)
 @given(st.lists(OPERATIONS, min_size=10, max_size=60))
 def test_any_use_of_a_manager_is_what_a_plain_model_says(operations: list[Op]) -> None:
     with tempfile.TemporaryDirectory() as folder:

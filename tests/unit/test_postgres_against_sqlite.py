@@ -23,7 +23,7 @@ from storage import LATEST, AgentSessionProvider, PostgresSessionProvider, open_
 from storage.errors import StorageError
 from storage.postgres.texts import escape
 
-EXAMPLES = 150 if os.environ.get("PERDURE_LONG") == "1" else 25
+EXAMPLES = 150 if os.environ.get("TESTS_LONG") == "1" else 25
 
 texts = st.text(st.sampled_from("ab \0?%é東🎉\ufdd0"), max_size=6)
 names = st.sampled_from([f"m{number}\0" for number in range(12)])

@@ -3,7 +3,7 @@
 Trees, tool calls (parts of one message, parallel, answered in their message or by later ones, late, more than once, on several
 branches, by updates), budgets, deletions, summaries by hand, by `create_compact_function` and automatic, changes while a summary
 is being written, and restarts.
-`PERDURE_LONG=1` runs many more.
+`TESTS_LONG=1` runs many more.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from storage.checkpoints import DirectoryStore, abandon_conversation
 
 JsonObject = dict[str, Any]
 WORDS = ["apple", "bridge", "cloud", "dragon", "東京", "タワー", "🎉", "POL-358"]
-IS_LONG = bool(os.environ.get("PERDURE_LONG"))
+IS_LONG = bool(os.environ.get("TESTS_LONG"))
 SOME = st.integers(0, 10**6)
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
 

@@ -160,7 +160,7 @@ def session_of(owner: Owner, session_id: str = "") -> Session:
     )
 
 
-LONG = os.environ.get("PERDURE_LONG") == "1"
+LONG = os.environ.get("TESTS_LONG") == "1"
 BOUNDED = settings(max_examples=500 if LONG else 5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -25,7 +25,7 @@ from storage.errors import Fenced, StoreUnavailable
 
 PREFIX = "aa/walk"
 SIZE = 512
-WALKS = 300 if os.environ.get("PERDURE_LONG") else 15
+WALKS = 300 if os.environ.get("TESTS_LONG") else 15
 STEPS = 160
 
 

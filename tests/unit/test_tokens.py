@@ -114,7 +114,7 @@ PARTS = st.one_of(
 )
 
 
-@settings(max_examples=2_000 if os.environ.get("PERDURE_LONG") else 150, derandomize=True, deadline=None)
+@settings(max_examples=2_000 if os.environ.get("TESTS_LONG") else 150, derandomize=True, deadline=None)
 @given(st.lists(st.lists(PARTS, max_size=4), max_size=5))
 def test_the_estimate_of_a_stored_message_is_that_of_the_given_one(contents):  # D13, D33
     """What is kept beside a message in storage equals a recount of what is read back."""

@@ -160,7 +160,7 @@ def _swept(here: Path) -> None:
     sweep_warm(here, NOTHING)
 
 
-ROUNDS = 1_000 if os.environ.get("PERDURE_LONG") else 120
+ROUNDS = 1_000 if os.environ.get("TESTS_LONG") else 120
 
 
 def test_sweeps_beside_many_conversations_that_wake_and_sleep(tmp_path: Path) -> None:
