@@ -48,6 +48,12 @@ def beside(connection: sqlite3.Connection, session_id: str, leaf: int, seq: int)
     return found
 
 
+def is_covered(connection: sqlite3.Connection, seq: int) -> bool:
+    """Whether this message has the overlay of a late result, visible or not."""
+    query = "SELECT EXISTS (SELECT 1 FROM assistant_compactions WHERE call IS NOT NULL AND first = ?)"
+    return bool(connection.execute(query, (seq,)).fetchone()[0])
+
+
 def forget(connection: sqlite3.Connection, session_id: str, seq: int) -> None:
     """Remove the overlay of a late result, if this message has one; the newest leaf's estimate follows."""
     statement = "DELETE FROM assistant_compactions WHERE call IS NOT NULL AND first = ?"

@@ -1,6 +1,7 @@
 """Results of tool calls that come after their call was folded into a summary: all the rules.
 
-Invariant: no visible history shows a result whose call a summary hides there. `create_compact_function` folds a call together
+Invariant: no visible history shows a result whose call a summary hides there, but for one on another branch that came in a
+message with answers to visible calls before the summary did (below). `create_compact_function` folds a call together
 with its results, and one without a result only when it has waited so long that nobody can be expected to answer
 (`compaction.tool_pairs.ABANDONED_AFTER`). If an answer comes all the same, the first or one more:
 
@@ -139,8 +140,8 @@ def _renew(connection: sqlite3.Connection, session_id: str, seq: int, message: M
 
 
 def _cover(connection: sqlite3.Connection, session_id: str, seq: int, message_id: str, message: Message) -> None:
-    if not visibility.shown_tokens(connection, session_id, seq, seq, 1):
-        return  # a summary holds it, or it is covered
+    if late_results.is_covered(connection, seq) or visibility.is_folded(connection, session_id, seq, seq):
+        return  # what stands for it depends on the message alone
     nearest = {call_id: late_results.nearest(connection, seq, call_id, calls) for call_id in lone_results(message)}
     late = {
         call_id: call

@@ -747,6 +747,43 @@ async def test_a_compaction_function_that_waits_for_its_own_session_is_refused(
         assert owner.phases()[-3:] == ["compacting", "error", "idle"]
 
 
+def call(message_id: str, call_id: str) -> dict[str, Any]:
+    part = {"type": "tool-call", "toolCallId": call_id, "toolName": "find", "input": {}}
+    return {"id": message_id, "role": "assistant", "parts": [part]}
+
+
+def answer(message_id: str, call_id: str) -> dict[str, Any]:
+    part = {"type": "tool-result", "toolCallId": call_id, "toolName": "find", "result": "found"}
+    return {"id": message_id, "role": "tool", "parts": [part]}
+
+
+async def test_an_answer_that_is_told_as_text_stays_so_when_an_older_branch_is_compacted(tmp_path: Path) -> None:
+    compact = create_compact_function(summarize=lambda _: "S", protect_head=1, tail_token_budget=0, min_tail_messages=1)
+    async with opened(tmp_path) as owner:
+        session = Session.create(owner).on_compaction(compact)
+        for message in (text("m1"), call("m2", "c"), answer("m3", "c")):
+            await session.append_message(message)
+        await session.append_message(text("b4"), "m3")
+        await session.append_message(text("m4"), "m3")
+        await session.append_message(text("m5"))
+        result = await session.compact()
+        assert result is not None
+        assert (result.from_message_id, result.to_message_id) == ("m2", "m4")
+        await session.append_message(answer("m6", "c"))  # once more
+        late = (await session.get_history())[-1]
+        assert late["parts"][0]["text"] == "[Late result of an earlier call of find: found]"
+
+        await session.append_message(text("b5"), "b4")
+        result = await session.compact()
+        assert result is not None
+        assert (result.from_message_id, result.to_message_id) == ("m2", "b4")
+        assert await ids(session) == ["m1", "summary", "b5"]
+        assert (await session.get_history("m6"))[-1] == late
+        await append(session, "b6")
+        assert await session.compact() is not None
+        assert (await session.get_history("m6"))[-1] == late
+
+
 class End(BaseException):
     """Nobody expects it."""
 
