@@ -24,9 +24,9 @@ test: $(READY)
 	@$(BIN)/python -m pytest tests/cluster $(ARGS)
 	@$(BIN)/python -m pytest tests/fault tests/server $(ARGS)
 
-# Without the runs that hibernate between any two steps and those on PostgreSQL: a third of the time, and `make test` has them.
+# Without what is marked slow (tests/conftest.py says which): a quarter of the time, and `make test` has it.
 test-fast: $(READY)
-	@TESTS_FAST=1 $(BIN)/python -m pytest tests/unit tests/conformance -k "not between_any_two_steps and not on_postgres" $(ARGS)
+	@$(BIN)/python -m pytest tests/unit tests/conformance -m "not slow" $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff format --check .
