@@ -215,6 +215,15 @@ class ContextBlocks:
                 self._fresh[config.label] = block
             self.version += 1
 
+    def refuse_inside_load(self) -> None:
+        """Raise CalledItself in a provider that is being read for all: every write of a message may wait for that."""
+        self._loading.refuse_inside()
+
+    def refuse_inside(self) -> None:
+        """Raise CalledItself in any provider that is being read or written: a refresh of the prompt waits for each."""
+        for lock in (*self._locks.values(), self._loading):
+            lock.refuse_inside()
+
     def _writing(self, label: str) -> OwnLock:
         if label not in self._locks:
             self._locks[label] = OwnLock(f"the context block {shown(label)}")

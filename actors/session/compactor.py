@@ -103,6 +103,7 @@ class Compactor:
         if not self.reports:
             return
         try:
+            self._status.refuse_write_inside()
             await work(written)
         except Exception as exc:
             log.warning("a write was stored and not told of: %s", guests.for_the_log(exc))
@@ -122,12 +123,12 @@ class Compactor:
     async def run(self) -> CompactResult | None:
         """Wait for a run that is going on, then run; None if nothing was folded or the function failed.
 
-        Raises NoCompaction, CalledFromInside, and what storing the summary raises.
+        Raises NoCompaction, CalledFromInside, CalledItself, and what storing the summary raises.
         """
         if self._function is None:
             raise NoCompaction()
         self._summarizing.refuse("compact()")
-        self._status.refuse_inside_count("compact()")
+        self._status.refuse_refresh_inside("compact()")
         async with self._lock:
             before = await self._begin()
             try:
@@ -156,9 +157,12 @@ class Compactor:
         return stored
 
     async def settled(self) -> None:
-        """Return when no run is going on, and no handler is at work that this is not called from. Raises CalledFromInside."""
+        """Return when no run is going on, and no handler is at work that this is not called from.
+
+        Raises CalledFromInside, CalledItself.
+        """
         self._summarizing.refuse("Waiting for a compaction")
-        self._status.refuse_inside_count("Waiting for a compaction")
+        self._status.refuse_refresh_inside("Waiting for a compaction")
         while self._task is not None or (self._handlers and not self._handling.is_true):
             waiting = self._handlers if self._task is None else {self._task}
             await asyncio.wait(waiting)
@@ -329,7 +333,8 @@ class Compactor:
         if not (await self._load_note()).is_warned:
             log.warning(
                 "automatic compaction shortened nothing: about %d tokens, above the threshold of %s; "
-                "the next attempt waits until they have grown by a tenth of that",
+                "the next attempt waits until they have grown by a tenth of that; "
+                "if the newest messages alone are above it, give create_compact_function a smaller tail_token_budget",
                 tokens,
                 self._threshold,
             )

@@ -37,12 +37,15 @@ class OwnLock:
     def locked(self) -> bool:
         return self._lock.locked()
 
-    async def __aenter__(self) -> None:
-        held = _HELD.get()
-        if any(turn.lock is self for turn in held):
+    def refuse_inside(self) -> None:
+        """Raise CalledItself inside, for what may wait for somebody who waits for this lock."""
+        if any(turn.lock is self for turn in _HELD.get()):
             raise CalledItself(self._what)
+
+    async def __aenter__(self) -> None:
+        self.refuse_inside()
         await self._lock.acquire()
-        turn = Turn(self)
+        held, turn = _HELD.get(), Turn(self)
         self._holding = turn, _HELD.set((*(other for other in held if other.lock is not None), turn))
 
     async def __aexit__(self, *_: Any) -> None:

@@ -51,6 +51,10 @@ class SystemPrompt:
         """It was not deleted after all."""
         self._is_over = False
 
+    def refuse_inside(self) -> None:
+        """Raise CalledItself in the store, or in a provider, that the prompt waits for."""
+        self._lock.refuse_inside()
+
     async def freeze(self) -> str:
         """The frozen prompt; the first call renders it and stores it."""
         if self._frozen is None:

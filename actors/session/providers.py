@@ -27,7 +27,8 @@ class ContextProvider(Protocol):
     Methods may be async; one that is not must return at once, since it holds up every conversation of its process. Nothing but
     what needs the answer waits for a slow one, and nothing limits its time: a provider that talks to a network does that itself.
     What a method raises is raised by the call that needed it, with nothing changed; a tool answers it as its result. A method
-    must not wait for a call of its own session that waits for it (its prompt, its own block): that call raises CalledItself.
+    must not wait for a call of its own session that waits for it (its prompt, its own block, a compaction; from a ``get``
+    also a write of messages): that call raises CalledItself.
     A block's text is a str; None stands for none. Anything else is refused with InvalidArgument.
     """
 

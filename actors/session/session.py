@@ -86,7 +86,7 @@ class Session(SessionBuilder):
     async def clear_messages(self) -> None:
         """Remove all messages, overlays and what was loaded, and render the prompt again."""
         parts = self._parts
-        parts.status.refuse_inside_count("A write")
+        parts.status.refuse_refresh_inside("A write")
         await parts.history.clear()
         parts.skills.reset()
         await parts.prompt.refresh()
@@ -175,7 +175,7 @@ class Session(SessionBuilder):
     async def compact(self) -> CompactResult | None:
         """Run the compaction function now, after a run that is going on; None if nothing was folded or it failed.
 
-        Raises NoCompaction.
+        Raises NoCompaction, and CalledItself in a provider.
         """
         return await self._parts.compactor.run()
 
@@ -267,6 +267,7 @@ class Session(SessionBuilder):
         """Take a loaded document out of the history, on every branch; whether it was loaded."""
         skill = (arguments.text(label, "label"), arguments.text(key, "key"))
         parts = self._parts
+        parts.status.refuse_write_inside()
         return parts.blocks.has_skills and await parts.skills.unload(skill)
 
     async def tools(self) -> dict[str, Tool]:
@@ -276,7 +277,7 @@ class Session(SessionBuilder):
     # ---- inside -----------------------------------------------------------------------------------------------
 
     async def _before_write(self) -> None:
-        self._parts.status.refuse_inside_count("A write")
+        self._parts.status.refuse_write_inside()
         await self._restore_skills()
 
     async def _restore_skills(self) -> None:

@@ -78,9 +78,18 @@ class Status:
         self._send(phase, report.tokens, tokens_before)
         return report
 
-    def refuse_inside_count(self, what: str) -> None:
-        """Raise CalledFromInside for a write by the counter, which would be counted in turn."""
+    def refuse_write_inside(self) -> None:
+        """Raise CalledFromInside or CalledItself for a write by the counter, or by a provider or store that is being read:
+        the write would wait for its estimate, which waits for them."""
+        self._counting.refuse("A write")
+        self._blocks.refuse_inside_load()
+        self._prompt.refuse_inside()
+
+    def refuse_refresh_inside(self, what: str) -> None:
+        """The same for what may wait until the prompt is rendered again, and so also for a provider that is being written."""
         self._counting.refuse(what)
+        self._blocks.refuse_inside()
+        self._prompt.refuse_inside()
 
     def send_error(self, error: BaseException) -> None:
         self._broadcast_frame({"type": "cf_agent_session_error", "error": guests.for_clients(error)})

@@ -494,6 +494,128 @@ async def test_a_store_of_the_prompt_that_waits_for_the_prompt_is_told_so(tmp_pa
                 ) if method == "get" else await store.session.refresh_system_prompt()
 
 
+WRITES: dict[str, Callable[[Session], Awaitable[Any]]] = {
+    "append": lambda session: session.append_message(text("inner")),
+    "append several": lambda session: session.append_messages([text("inner")]),
+    "upsert": lambda session: session.upsert_message(text("m1", "changed")),
+    "update": lambda session: session.update_message(text("m1", "changed")),
+    "delete": lambda session: session.delete_messages(["m1"]),
+    "clear": lambda session: session.clear_messages(),
+    "unload": lambda session: session.unload_skill("skills", "plan"),
+    "in a task that is waited for": lambda session: asyncio.gather(session.append_message(text("inner"))),
+}
+
+WAITS: dict[str, Callable[[Session], Awaitable[Any]]] = {
+    "compact": lambda session: session.compact(),
+    "settled": lambda session: session.settled(),
+    "hibernate": lambda session: session.hibernate(),
+}
+
+
+def recorded(call: Callable[[Session], Awaitable[Any]], told: list[Exception]) -> Callable[[Session], Awaitable[Any]]:
+    """The call, for a provider that goes on when it is refused."""
+
+    async def calling(session: Session) -> None:
+        try:
+            await call(session)
+        except Exception as exc:
+            told.append(exc)
+
+    return calling
+
+
+@pytest.mark.parametrize("is_store", [False, True])
+@pytest.mark.parametrize("call", WRITES)
+async def test_a_get_that_writes_messages_is_told_so_before_anything_is_stored(
+    tmp_path: Path, call: str, is_store: bool
+) -> None:
+    """The estimate of the append reads the provider, or the store of the prompt, and is waited for by every later write."""
+    told: list[Exception] = []
+    async with asyncio.timeout(20), opened(tmp_path) as owner:
+        provider = Calling(get=recorded(WRITES[call], told))
+        session = Session.create(owner).with_context("skills", provider=Library(plan="the plan"))
+        session = (
+            session.with_cached_prompt(provider) if is_store else session.with_context("memory", provider=provider)
+        )
+        provider.session = session
+        await asyncio.gather(*(session.append_message(text(name)) for name in ("m1", "m2", "m3")))
+        assert [type(error) for error in told] == [CalledItself]
+        assert [message["parts"][0]["text"] for message in await session.get_history()] == ["hello there"] * 3
+        assert owner.phases() == ["idle"] * 3
+
+
+async def test_a_get_that_writes_and_lets_its_refusal_out_fails_the_estimate_alone(tmp_path: Path) -> None:
+    async with asyncio.timeout(20), opened(tmp_path) as owner:
+        provider = Calling(get=WRITES["append"])
+        provider.session = Session.create(owner).with_context("memory", provider=provider).with_cached_prompt()
+        for name in ("m1", "m2"):
+            await provider.session.append_message(text(name))
+        assert [message["id"] for message in await provider.session.get_history()] == ["m1", "m2"]
+        assert owner.phases() == ["error", "idle"] * 2
+        assert owner.frames[0]["error"] == str(CalledItself("a context block"))
+
+
+async def test_a_store_of_the_prompt_that_writes_messages_is_told_so(tmp_path: Path) -> None:
+    told: list[Exception] = []
+    async with asyncio.timeout(20), opened(tmp_path) as owner:
+        store = Calling(set=recorded(WRITES["append"], told))
+        store.session = Session.create(owner).with_cached_prompt(store)
+        await asyncio.gather(store.session.refresh_system_prompt(), store.session.append_message(text("m1")))
+        assert [type(error) for error in told] == [CalledItself]
+        assert [message["id"] for message in await store.session.get_history()] == ["m1"]
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("call", WAITS)
+async def test_a_get_that_waits_for_a_compaction_is_told_so(tmp_path: Path, call: str, by_hand: bool) -> None:
+    """The compaction renders the prompt again, and so waits for the provider."""
+    told: list[Exception] = []
+
+    def fold(messages: Any) -> Any:
+        return {"fromMessageId": "m1", "toMessageId": "m2", "summary": "short"}
+
+    async with asyncio.timeout(20), opened(tmp_path) as owner:
+        provider = Calling()
+        session = Session.create(owner).with_context("memory", provider=provider).on_compaction(fold)
+        provider.session = session.compact_after(10**6 if by_hand else 10)
+        await session.get_context_blocks()
+        provider.calls["get"] = recorded(WAITS[call], told)
+        await session.append_messages([text("m1", "many words " * 50), text("m2"), text("m3")])
+        if by_hand:
+            assert await session.compact() is not None
+        await session.settled()
+        assert len(await session.get_compactions()) == 1
+        assert [type(error) for error in told] == [CalledItself]
+
+
+@pytest.mark.parametrize("call", WAITS)
+async def test_a_set_that_waits_for_a_compaction_is_told_so(tmp_path: Path, call: str) -> None:
+    """One that is going on would wait for the block, and the block for it."""
+    told: list[Exception] = []
+    is_written, is_folding = asyncio.Event(), asyncio.Event()
+
+    async def fold(messages: Any) -> Any:
+        is_folding.set()
+        await is_written.wait()
+        return {"fromMessageId": "m1", "toMessageId": "m2", "summary": "short"}
+
+    async def begin(session: Session) -> None:
+        is_written.set()
+        await recorded(WAITS[call], told)(session)
+
+    async with asyncio.timeout(20), opened(tmp_path) as owner:
+        provider = Calling(set=begin)
+        session = Session.create(owner).with_context("memory", provider=provider).on_compaction(fold)
+        provider.session = session
+        await session.append_messages([text("m1"), text("m2"), text("m3")])
+        running = asyncio.create_task(session.compact())
+        await is_folding.wait()
+        await session.replace_context_block("memory", "new")
+        assert await running is not None
+        assert [type(error) for error in told] == [CalledItself]
+        assert "new" in await session.freeze_system_prompt()
+
+
 async def test_a_provider_may_call_what_does_not_wait_for_it(tmp_path: Path) -> None:
     """Other blocks, the messages, another session; and its own session, once it has returned."""
     later: list[asyncio.Task[Any]] = []

@@ -314,6 +314,7 @@ async def test_runs_in_vain_are_warned_of_once_until_one_has_shortened_something
                 await append(session, f"m{count}")
             assert warnings() == expected
     assert len(summarizer.seen) == 6
+    assert "give create_compact_function a smaller tail_token_budget" in caplog.text
 
 
 async def test_a_run_that_shortens_may_be_followed_by_another_at_once(tmp_path: Path) -> None:
