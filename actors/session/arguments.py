@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from actors.session.provider_checks import article
+from compaction.checks import is_number
 from storage.errors import InvalidArgument, shown
 from storage.records import Latest, clean
 
@@ -24,7 +25,7 @@ def text_or_none(value: Any, name: str) -> str | None:
 
 def number(value: Any, name: str) -> float:
     """Any but NaN; what is beyond all that storage can count is as much as it can."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if not is_number(value) or value != value:
         raise InvalidArgument(f"{name} must be a number, not {shown(value)}.")
     return max(-(2**62), min(value, 2**62))
 

@@ -12,6 +12,7 @@ from actors.session.blocks import ContextConfig
 from actors.session.provider_checks import article, check_prompt_store, check_provider, parameters, takes
 from actors.session.providers import TextProvider
 from compaction import CompactFunction, TokenCounter
+from compaction.checks import is_number
 from storage.errors import InvalidArgument, shown
 from storage.records import clean
 
@@ -134,7 +135,7 @@ def block_config(item: ContextConfig | Mapping[str, Any]) -> ContextConfig:
     if item.description is not None and not isinstance(item.description, str):
         raise InvalidArgument(f"The description {of} must be a text, not {article(item.description)}.")
     limit = item.max_tokens
-    if limit is not None and (not _is_number(limit) or limit != limit):
+    if limit is not None and (not is_number(limit) or limit != limit):
         raise InvalidArgument(f"max_tokens {of} must be a number, not {_shown(limit)}.")
     provider = TextProvider(item.provider) if isinstance(item.provider, str) else item.provider
     if provider is not None:
@@ -151,7 +152,7 @@ def checked_label(label: Any) -> str:
 
 def checked_threshold(value: Any) -> float | None:
     """None: never."""
-    if not _is_number(value) or not value >= 0:
+    if not is_number(value) or not value >= 0:
         raise InvalidArgument(
             f"The threshold of compact_after must be a number of tokens of at least 0 (math.inf: never), not {_shown(value)}."
         )
@@ -189,9 +190,5 @@ def _from_options(options: Mapping[Any, Any]) -> ContextConfig:
     return ContextConfig(**named)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _shown(value: Any) -> str:
-    return str(float(value)) if _is_number(value) and abs(value) <= MOST_TOKENS else article(value)
+    return str(float(value)) if is_number(value) and abs(value) <= MOST_TOKENS else article(value)

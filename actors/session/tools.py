@@ -16,6 +16,7 @@ from actors.session.keys import entry_key
 from actors.session.prompt import number, percentage
 from actors.session.provider_checks import text_of
 from actors.session.skills import LOAD_TOOL, UNLOAD_TOOL, LoadedSkills, not_found
+from compaction.checks import is_number
 from storage import json_text
 from storage.errors import InvalidArgument, StorageError
 from storage.maybe_async import settle
@@ -268,7 +269,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "object": ("an object", lambda value: isinstance(value, dict)),
     "array": ("an array", lambda value: isinstance(value, list)),
     "boolean": ("true or false", lambda value: isinstance(value, bool)),
-    "number": ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
+    "number": ("a number", is_number),
     "integer": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
 }
 

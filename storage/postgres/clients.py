@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from storage.errors import InvalidArgument, StorageError
+from storage.maybe_async import settle
 from storage.postgres.errors import PostgresFailed, failure_of, is_loss, sqlstate_of
 from storage.postgres.statements import Value, block, formatted, loop, numbered
 from storage.postgres.tables import Tables
@@ -191,7 +192,7 @@ class BareClient(Client):
         self._styled = styled
 
     async def _read(self, statement: str, args: Sequence[Value]) -> list[Row]:
-        return _rows(await _settled(self._run(self._styled(statement), list(args))))
+        return _rows(await settle(self._run(self._styled(statement), list(args))))
 
     async def _write(self, lock: str, statement: str, args: Sequence[Value]) -> str | None:
         return await self._block(block(lock, statement, args))
@@ -201,7 +202,7 @@ class BareClient(Client):
 
     async def _block(self, statement: str) -> str | None:
         try:
-            await _settled(self._run(statement, []))
+            await settle(self._run(statement, []))
             return None
         except Exception as exc:
             problem = _PROBLEM.search(str(exc))
@@ -214,7 +215,7 @@ class BareClient(Client):
         return problem[1]
 
     async def _define(self, statement: str) -> None:
-        await _settled(self._run(statement, []))
+        await settle(self._run(statement, []))
 
 
 def _other_isolation() -> PostgresFailed:
@@ -271,10 +272,6 @@ def _has(client: Any, *names: str) -> bool:
 
 def _has_any(client: Any, *names: str) -> bool:
     return any(callable(getattr(client, name, None)) for name in names)
-
-
-async def _settled(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _is_idle(connection: Any) -> bool:
